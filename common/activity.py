@@ -1,9 +1,8 @@
 """What this process does or waits for, by name.
 
 `activity.during` names what may take long. Another thread, the heartbeat, reads the name when the main thread no longer
-moves. `startup.stage` also shows it and its seconds on standard error, from `begin` to `end`. On a terminal, each stage
-is a line that appears when the stage begins. Elsewhere, `end` prints one line for all stages, and a stage that takes
-long is announced while it runs.
+moves. `startup.stage` also measures its seconds, from `begin` to `end`, which prints one line for all stages. A stage
+that takes long is announced while it runs.
 """
 import contextlib
 import os
@@ -19,7 +18,7 @@ OBSERVERS = "writing logs and reports"
 PARTS = {"compute": COMPUTING, "data": DATA, "exchange": "exchanging gradients"}  # of a step's time, as logs name them
 WAITS = "data", "exchange"  # the parts in which a worker waits instead of computing
 SHORTEST = 0.1  # seconds; shorter stages are not shown
-ANNOUNCED_AFTER = 30.0  # seconds; without a terminal, a stage that takes longer shows what the process waits for
+ANNOUNCED_AFTER = {True: 1.0, False: 30.0}  # seconds of a stage, on a terminal and elsewhere
 
 
 class Activity:
@@ -94,52 +93,35 @@ class StartUp:
 
     @contextlib.contextmanager
     def stage(self, name: str, inside: Callable[[], tuple[int, str | None]] | None = None) -> Iterator[None]:
-        """Shows a stage and its seconds. Repeated stages, as after a loss of workers, are shown once.
+        """Measures a stage. Repeated stages, as after a loss of workers, are measured once.
 
         inside: see Activity.during.
         """
-        is_shown = self.is_open and name not in self._seconds
-        with activity.during(name, inside), self._shown(name) if is_shown else contextlib.nullcontext():
+        is_new = self.is_open and name not in self._seconds
+        with activity.during(name, inside), self._timed(name) if is_new else contextlib.nullcontext():
             yield
 
     @contextlib.contextmanager
-    def _shown(self, name) -> Iterator[None]:
+    def _timed(self, name) -> Iterator[None]:
         began = time.perf_counter()
         self._seconds[name] = 0.0
-        terminal = on_terminal()
-        announcement = threading.Timer(ANNOUNCED_AFTER, print, [f"start-up: {name} ..."], {"file": sys.stderr})
+        after = ANNOUNCED_AFTER[on_terminal()]
+        announcement = threading.Timer(after, print, [f"start-up: {name} ..."], {"file": sys.stderr, "flush": True})
         announcement.daemon = True
-        if terminal:
-            print(f"{name} ... ", end="", file=sys.stderr, flush=True)
-        else:
-            announcement.start()
-        is_done = False
+        announcement.start()
         try:
             yield
-            is_done = True
         finally:
             announcement.cancel()
-            self._seconds[name] = seconds = time.perf_counter() - began
-            if terminal:
-                self._clear(name)
-                if is_done and seconds >= SHORTEST:
-                    print(f"{name} ... {seconds:.1f} s", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Clears the line of a stage that a signal ends."""
-        if self.is_open and self._seconds and on_terminal():
-            self._clear([*self._seconds][-1])
-
-    def _clear(self, name):
-        print(f"\r{' ' * len(f'{name} ... ')}\r", end="", file=sys.stderr, flush=True)
+            self._seconds[name] = time.perf_counter() - began
 
     def end(self) -> None:
-        """Ends the start. Prints the line for all stages if there is no terminal."""
+        """Ends the start, and prints the line for all stages."""
         if not self.is_open:
             return
         self.is_open = False
         listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._seconds.items() if seconds >= SHORTEST)
-        if listed and not on_terminal():
+        if listed:
             print(f"start-up: {time.perf_counter() - self._began:.1f} s ({listed})", file=sys.stderr, flush=True)
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,7 +20,6 @@ KINDS = {str: "string", int: "integer", float: "float", bool: "bool"}
 PLAIN = {"choices": (), "low": None, "high": None, "parse": None, "alias": None, "switch": False, "own": False,
          "repeated": False, "path": False, "written": False}
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-MOVED = "launch/recipes/"  # where version 0.9 had the recipes
 GPUS = ("gpus", "num_gpus", "ngpus")
 ELSEWHERE = {  # name of a flag or value in other programs -> name here
     "lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "resize": "image_size", "dataset": "data_dir",
@@ -205,10 +204,8 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
 
     hints: what to say about flags of other programs, by their names.
     """
-    unset = {f"--{name}=" for name in values
-             if isinstance(values[name].parser, PathParser) and values[name].default is None}
     try:
-        return [PathParser().parse(argument) for argument in values([argv[0], *with_files(argv[1:], unset)])[1:]]
+        return [PathParser().parse(argument) for argument in values([argv[0], *with_files(argv[1:])])[1:]]
     except (absl_flags.Error, ValueError) as error:
         text = one_line(error).partition(". Did you mean")[0]  # absl's compares only a name's first letters
         raise UsageError(folded(text)[:1000] + (nearest_value(text) or nearest_flag(text, values, hints))) from None
@@ -216,34 +213,22 @@ def read_with_arguments(values: absl_flags.FlagValues, argv: Sequence[str],
         raise UsageError("a flag name is too long; --help lists all flags") from None
 
 
-def with_files(words: Iterable[str], unset: Collection[str] = (), outer: tuple[str, ...] = ()) -> list[str]:
+def with_files(words: Iterable[str], outer: tuple[str, ...] = ()) -> list[str]:
     """Returns a command line with the lines of flag files, without comments, in place of --flagfile=FILE.
 
     absl's own reader fails at a byte order mark, and does not name a file that is not UTF-8. It gets what is no file.
-    unset: lines that are left out, such as the empty paths in flags.txt of version 0.9. outer: the files that these
-    words are in. Raises UsageError.
+    outer: the files that these words are in. Raises UsageError.
     """
     read = []
     for word in words:
         name, _, file = word.partition("=")
-        is_file = name in ("--flagfile", "-flagfile") and os.path.isfile(file := present(os.path.expanduser(file)))
+        is_file = name in ("--flagfile", "-flagfile") and os.path.isfile(file := os.path.expanduser(file))
         if not is_file:
             read.append(word)
         elif file not in outer:
             lines = [line.strip() for line in file_text(file).split("\n") if not line.startswith(("#", "//"))]
-            read += with_files([line for line in lines if line and line not in unset], unset, (*outer, file))
+            read += with_files(filter(None, lines), (*outer, file))
     return read
-
-
-def present(file: Path | str) -> Path | str:
-    """Returns the path of a recipe or .runs file. If it is missing in launch/recipes, where version 0.9 had them, that
-    of the file in recipes/, and says so on standard error."""
-    *before, rest = str(file).rpartition(MOVED)
-    found = Path(__file__).parents[1] / "recipes" / rest
-    if not any(before) or os.path.isfile(file) or not found.is_file():
-        return file
-    complain(f"recipes have moved: {file} is now recipes/{rest}")
-    return str(found)
 
 
 def file_text(file) -> str:

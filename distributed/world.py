@@ -45,7 +45,9 @@ class World:
             return [value]
         own = pickled(value)
         sizes = self.concatenate(np.array([len(own)]), f"{name}.sizes")
-        return unpickled(self.concatenate(own, name), sizes)
+        data = self.concatenate(own, name)
+        ends = np.cumsum(sizes)
+        return [pickle.loads(data[end - size:end]) for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
 
     def concatenate(self, rows: np.ndarray, name: str) -> np.ndarray:
         """Returns the rows of all ranks, by rank. Ranks may have different numbers of rows, of the same shape."""
@@ -165,12 +167,6 @@ def waiting() -> Iterator[None]:
 def pickled(value) -> np.ndarray:
     """Returns the bytes of a pickled value, uint8."""
     return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
-
-
-def unpickled(data: np.ndarray, sizes: np.ndarray) -> list:
-    """Returns the values whose bytes lie one after another. sizes: the number of bytes of each."""
-    return [pickle.loads(data[end - size:end]) for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(),
-                                                                   strict=True)]
 
 
 def parts(size: int, largest: int) -> list[slice]:

@@ -145,7 +145,9 @@ def measure(settings: Settings, options, dataset: Dataset, in_stages: bool) -> t
     about = {name: getattr(recipe, name) for name in ("data_dir", "model", "augmentation", "precision")} | {
         "image_size": recipe.final_image_size, "device": "cpu" if world.gpu is None else "gpu"}
     if in_stages:
-        rows = sorted((stage_row(stage, image_bytes) for stage in measured), key=lambda row: ORDER.index(row["name"]))
+        rows = [{"name": stage.name, "images_per_second": stage.rate, "threads": stage.threads,
+                 "megabytes_per_second": stage.rate * image_bytes / 1e6}
+                for stage in sorted(measured, key=lambda stage: ORDER.index(stage.name))]
         return world, {"stages": rows, **speed.limit(rows, about["device"]), **about, "cores": world.cores,
                        "format": dataset.format, "dali_device": build.dali_device(launch.dali_device, world),
                        "micro_batch_size": options.micro_batch_size, "image_bytes": image_bytes}
@@ -253,11 +255,6 @@ def training_step(name: str, setup: Setup, batches: Batches | Resident) -> Measu
 def mean_size(read: Measured, batches: int = 32) -> float:
     """Returns the mean bytes per encoded image over some batches. read: the stage that only reads."""
     return statistics.fmean(shape[0] for _ in range(batches) for shape in read.call()[0].shape())
-
-
-def stage_row(stage: Measured, image_bytes: float) -> dict:
-    return {"name": stage.name, "images_per_second": stage.rate, "threads": stage.threads,
-            "megabytes_per_second": stage.rate * image_bytes / 1e6}
 
 
 def step_row(steps: Measured, plan: Plan, world: World) -> dict:

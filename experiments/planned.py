@@ -128,7 +128,7 @@ def train_samples(data_dir: str) -> int:
 def lines_of(file: str) -> list[dict[str, str]]:
     """Returns flag -> value for each line of a --runs file. Raises UsageError, and OSError if it is missing."""
     lines = []
-    for number, text in enumerate(flags.file_text(flags.present(file)).splitlines(), 1):
+    for number, text in enumerate(flags.file_text(file).splitlines(), 1):
         try:
             line = flags_of_line(shlex.split(text, comments=True))
         except (ValueError, UsageError) as error:

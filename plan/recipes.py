@@ -8,7 +8,7 @@ from pathlib import Path
 
 import model_zoo
 from common.errors import UsageError, UserError
-from common.flags import file_text, present
+from common.flags import file_text
 from common.run_folder import FLAGS, folder_of, has_checkpoints
 from data import named
 from data.set_aside import FRACTION, SetAside
@@ -27,7 +27,6 @@ SAMPLES_SEEN = 40_000  # in all epochs
 
 def recipe_path(name: str) -> Path:
     """Returns the file of a recipe: `name` is a file, or its name in recipes/. Raises UsageError."""
-    name = present(name)
     for path in (Path(name).expanduser(), RECIPES / name, RECIPES / f"{name}.flags"):
         if path.is_file():
             return path.absolute()

@@ -197,8 +197,8 @@ class Launch:
         "network file system, where reading is faster.", ("auto", "true", "false"), switch=True)
     stage_dir: str | None = flag(None, "Folder on a local disk of each node. Before training, the dataset is copied "
         "there once per node, or with --stage_gb while it is read.", path=True, written=True)
-    stage_gb: float | None = flag(None, "GB that --stage_dir may hold on each node. Training then fetches what it "
-        "reads next and keeps there what it reads again soonest.", low=1e-3)
+    stage_gb: float | None = flag(None, "GB of a dataset that --stage_dir may hold on each node. Training then "
+        "fetches what it reads next and keeps there what it reads again soonest.", low=1e-3)
     allreduce: str = flag("ring", "All-reduce algorithm for the gradients. torus: 2D-torus all-reduce on a grid of "
         "workers (arXiv:1811.05233, section 2.2). hierarchical: reduce to one worker per node, ring over these, "
         "broadcast.", ALLREDUCES)

@@ -32,8 +32,6 @@ SMALL, LARGE = 64, 128  # pixels; smallest and largest width of an image in samp
 class ReportWriter(Observer):
     """Writes report.html at the start, while training goes on, after evaluations and at the end."""
 
-    reads_folder = True
-
     def __init__(self, files: RunFolder, display: ProgressDisplay | None = None):
         """display: its forecast of the time left is shown."""
         self._files = files

@@ -18,11 +18,13 @@ LARGEST = 4096  # pixels, their largest size
 
 
 def observers_of(run: Run, folder: RunFolder) -> list[Observer]:
-    """Returns the observers of a run that writes to a folder, in the order in which they are called."""
+    """Returns the observers of a run that writes to a folder, in the order in which they are called.
+
+    Those that read what others write to the folder come last.
+    """
     display = ProgressDisplay()
-    observers = [RunLog(folder), display, *([Augmentations(folder)] if run.save_augmentations else []),
-                 TensorBoard(folder), ReportWriter(folder, display)]
-    return sorted(observers, key=lambda observer: observer.reads_folder)
+    return [RunLog(folder), display, *([Augmentations(folder)] if run.save_augmentations else []),
+            TensorBoard(folder), ReportWriter(folder, display)]
 
 
 class RunLog(Observer):

@@ -36,8 +36,6 @@ class TensorBoard(Observer):
     the next evaluation or at the end.
     """
 
-    reads_folder = True
-
     def __init__(self, files: RunFolder):
         self._files = files
         self._events = None

@@ -69,13 +69,13 @@ def train(interval: Interval, setup: Setup, data: TrainingInput, results: Result
             launched = time.perf_counter()
             with launching(step, batches, data.samples_before(step.number, interval), results.observers):
                 admitted = batches.admit(micro_batches)
-                arguments = batches.iterator, step.input(recovery.signals())
-                packed = train_step(*arguments) if not startup.is_open else traced(train_step, arguments, inside)
+                with startup.stage("the first step", inside) if startup.is_open else contextlib.nullcontext():
+                    packed = train_step(batches.iterator, step.input(recovery.signals()))
             progress.add_step(step.batch_size)
             results.add(step, packed, launched, admitted)
             signals |= results.settle(leaving=0 if step.timed or step.is_last or not step.number else 1)
             seconds = time.perf_counter() - began
-            progress.add_seconds(seconds)
+            progress.trained_seconds += seconds
             results.times.add(step.batch_size, seconds, admitted)
             if recovery.is_due_after(signals):
                 signals |= results.settle()
@@ -111,17 +111,6 @@ def launching(step: Step, batches, read: int, observers: Sequence[Observer]) -> 
         for observer in observers:
             held.enter_context(observer.launching(step.number))
         yield
-
-
-def traced(train_step, arguments: tuple, inside):
-    """Traces a step and calls it, as two stages of the start-up. inside: see common.activity.
-
-    It is for the first step on rank 0. The start-up is never open on other ranks, and the progress display ends it.
-    """
-    with startup.stage("tracing a step"):
-        train_step.get_concrete_function(*arguments)
-    with startup.stage("the first step", inside):
-        return train_step(*arguments)
 
 
 def evaluate_after(interval: Interval, setup: Setup, results: Results, recovery: Recovery) -> EvaluationResult:

@@ -79,8 +79,6 @@ class Evaluation:
 class Observer:
     """Base class of observers. Every method does nothing; override those that you need."""
 
-    reads_folder = False  # whether it reads what others write to the run's folder. It is then called after them
-
     def start(self, run: RunInfo) -> None:
         """Called before the first update of a process."""
 

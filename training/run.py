@@ -182,7 +182,7 @@ class Training:
         """Gives the model the weights from which a new training starts."""
         initialize(self._settings.run.init_checkpoint, setup.state.model, self._dataset.classes, setup.state.average,
                    self._settings.recipe.pretrained_weights)
-        setup.state.progress.start_from_trained_weights()
+        setup.state.progress.keeps_initial = True  # batch norm's statistics are those of trained weights
 
     def _read_disk(self, checkpoints: Checkpoints, setup: Setup) -> Snapshot | None:
         """Returns the newest checkpoint, or None at the start of a training."""

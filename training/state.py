@@ -67,10 +67,6 @@ class Progress:
         self.step += 1
         self.samples += samples
 
-    def add_seconds(self, seconds: float) -> None:
-        """Adds the duration of a step."""
-        self.trained_seconds += seconds
-
     def begin_slice(self, step: int) -> None:
         """Begins a new slice of the stream at a step, unless the current one begins later."""
         self.reshard_step = max(self.reshard_step, step)
@@ -85,10 +81,6 @@ class Progress:
         if skipped is not None:
             self.begin_slice(self.step)
             self.skipped = skipped
-
-    def start_from_trained_weights(self) -> None:
-        """Notes that the model's initial statistics of batch norm are those of trained weights."""
-        self.keeps_initial = True
 
     def take_dataset(self, labels: str, validation: dict[str, str]) -> str:
         """Notes what identifies the images. Returns, in words, what was another one before, or an empty text.

@@ -3,7 +3,6 @@ import os
 import signal
 
 from common import SAVING
-from common.activity import startup
 from common.errors import ExitCode, complain
 
 
@@ -37,6 +36,5 @@ class StopRequest:
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)
         if not self._is_training:
-            startup.clear()
             complain("stopped on request; there was nothing to save")
             os._exit(ExitCode.STOPPED)

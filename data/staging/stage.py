@@ -11,7 +11,7 @@ from data.dataset import Dataset, Window
 from data.staging import local_copy
 from data.staging.remote import is_remote
 from data.staging.spool import AHEAD
-from data.staging.window import kept_folder, name_of, window_folder
+from data.staging.window import name_of, window_folder
 
 DIRECT = 10**9  # bytes of the window on each node without --stage_gb
 
@@ -57,11 +57,7 @@ def open_window(dataset: Dataset, staging: Staging, name: str, workers: int) -> 
                         "prepare it as tfrecord, or copy it with --stage_dir alone")
     size = int(staging.gigabytes * 1e9) if staging.gigabytes else DIRECT
     room = min(AHEAD, size // (8 * workers))
-    if staging.folder:
-        stored = dataset.train.stored_size + dataset.validation.stored_size + 4 * workers * room
-        folder = kept_folder(Path(staging.folder), name, min(size, stored), size)
-    else:
-        folder = window_folder(Path(in_memory(size) or tempfile.gettempdir()), name)
+    folder = window_folder(Path(staging.folder or in_memory(size) or tempfile.gettempdir()), name, bool(staging.folder))
     return dataset.in_window(Window(folder, size - 4 * workers * room, room, staging.block, staging.seed,
                                     is_shared=workers > 1, is_kept=bool(staging.folder), group=staging.group or 1,
                                     repeats=staging.repeats))

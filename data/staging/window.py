@@ -2,14 +2,13 @@
 
 A block is a run of consecutive records of a file, which one request fetches. All workers of a node share the window. If
 a block does not fit, those that will be needed last are deleted: the order of the samples is known for all epochs.
-In --stage_dir, the window of a dataset stays for the next training. Its name is a digest of the files' sizes and tags,
-and each block ends with its CRC-32.
+In --stage_dir, the window stays until a training on other data begins. Its name is a digest of the files' sizes and
+tags, and each block ends with its CRC-32.
 """
 import atexit
 import errno
 import hashlib
 import os
-import shutil
 import struct
 import threading
 import zlib
@@ -20,67 +19,38 @@ from pathlib import Path
 
 import numpy as np
 
-from common import locks
-from common.errors import UserError, complain
-from common.files import hold, is_held, locked, private_folder, remove_unheld, write_atomically
+from common.errors import complain
+from common.files import hold, locked, private_folder, remove_unheld
 from data import order
 from data.dataset import Dataset, Split, Window
 from data.formats import messages
 from data.staging.remote import ranges
 
 REQUESTS = 8  # at a time, of one worker
-RESERVED = "reserved"  # file in a window's folder with the bytes that its trainings may take
 CHECKSUM = struct.Struct("<I")
 FULL = 0.98  # fraction of a window that is used, at most, before blocks are deleted
 complain_once = cache(complain)
 
 
 @cache
-def window_folder(place: Path, name: str) -> Path:
-    """Creates this user's folder of that name in a place, which stays until the last process that holds it ends.
+def window_folder(place: Path, name: str, stays: bool = False) -> Path:
+    """Creates this user's folder of that name in a place, and holds it until this process ends.
 
-    Removes those of processes that were killed.
+    Removes those of other data that no process holds. stays: whether the folder stays after the last process that holds
+    it, for the next training on the same data.
     """
     private = private_folder(place)
-    folder = private / f"window-{name}"
-    for left in set(private.glob("window-*")) - {folder}:
+    folder = private / f"blocks-{name}"
+    for left in set(private.glob("blocks-*")) - {folder}:
         remove_unheld(left)
     descriptor = hold(folder)
 
     @atexit.register
     def release():
         os.close(descriptor)
-        remove_unheld(folder)
+        if not stays:
+            remove_unheld(folder)
 
-    return folder
-
-
-@cache
-def kept_folder(place: Path, name: str, size: int, most: int) -> Path:
-    """Returns this user's folder of that name in a place. It stays, and this process holds it until it ends.
-
-    size: bytes that it will hold. most: bytes that all such folders may hold. Those that no process holds make room,
-    the longest unused first. Raises UserError if the others leave too little.
-    """
-    private = private_folder(place)
-    folder = private / f"blocks-{name}"
-    with locks.locked(private / locks.LOCK, wait=True, needed=True):
-        others = sorted(set(private.glob("blocks-*")) - {folder}, key=os.path.getmtime, reverse=True)
-        in_use = [other for other in others if is_held(other)]
-        room = most - size - sum(int((other / RESERVED).read_text()) for other in in_use)
-        if room < 0:
-            raise UserError(f"--stage_gb: trainings on other data, which run now, may fill {place} with "
-                            f"{(most - size - room) / 1e9:.3g} GB, and this one needs {size / 1e9:.3g}; raise it from "
-                            f"{most / 1e9:.3g}, or choose another --stage_dir")
-        for other in others:
-            if other not in in_use:
-                used = sum(path.stat().st_size for path in other.rglob("*"))
-                if used > room:
-                    shutil.rmtree(other)
-                else:
-                    room -= used
-        hold(folder)
-        write_atomically(folder / RESERVED, str(size))  # this also sets the folder's time
     return folder
 
 

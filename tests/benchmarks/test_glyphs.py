@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from conftest import require_fonts
 
-import train
 from benchmarks import glyphs
 from data.dataset import open_dataset
 
@@ -65,10 +64,3 @@ def test_a_set_is_written_once(tmp_path, monkeypatch):
     [expected, *_] = glyphs.glyphs().splits["train"]()
     [first] = opened.train.kind.records(opened.train.paths[0], opened.train.entries[0], np.arange(1))
     assert first == expected and opened.mean == opened.std == (127.5,) * 3
-
-
-def test_the_app_says_where_it_is(tmp_path, capfd):
-    assert train.main(["train.py", "--data_dir=glyphs", "--dry_run"]) == 1
-    assert capfd.readouterr().err == (
-        "train.py: --data_dir: glyphs is not built in; `uv run --group benchmark python -m benchmarks.glyphs FOLDER` "
-        "writes it, and --data_dir=FOLDER then trains on it\n")

@@ -62,14 +62,6 @@ def test_an_empty_argument_is_one_line():
         flags.read_with_arguments(flags.define(report.Options), ["report", "run", ""])
 
 
-def test_a_run_of_0_9_may_have_recorded_empty_paths(tmp_path):
-    """Its flags.txt had them if they were given so. An empty list means something in a file."""
-    (tmp_path / "flags.txt").write_text("--model=convnet\n--stage_dir=\n--exclude=\n--init_checkpoint=\n")
-    read = train_flags.parse(["train.py", f"--flagfile={tmp_path}/flags.txt"])
-    assert (read.launch.stage_dir, read.run.init_checkpoint, read.recipe.exclude) == (None, None, ())
-    assert read.recipe.model == "convnet" and "init_checkpoint" not in read.text and "stage_dir" not in read.text
-
-
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_tilde_is_the_home_folder_in_every_flag_that_is_a_free_text(program):
     define, given = PROGRAMS[program][1], paths_of(program)

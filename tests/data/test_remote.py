@@ -97,7 +97,7 @@ def test_a_window_keeps_what_is_read_again_soonest(server, tmp_path):
     assert 0.9 * fetched <= sum(row["fetched"] for row in written) <= fetched  # the rest was read ahead at the end
     blocks, hits = 6 * sum(-(-number // BLOCK) for number in (500, 400, 537)), sum(row["hits"] for row in written)
     assert 0.2 * blocks < hits <= blocks - sum(row["requests"] for row in written)
-    assert window_files(tmp_path / "disk") == {"reserved", "train", "validation"}
+    assert window_files(tmp_path / "disk") == {"train", "validation"}
 
 
 def window_files(place) -> set[str]:
@@ -154,7 +154,7 @@ def test_a_killed_training_leaves_its_window_and_resumes_to_the_bit(server, from
     process.wait()
     psutil.wait_procs(writers, 20)
     deadline = time.monotonic() + 300  # a writer may have started after they were listed
-    while not window_files(tmp_path / "disk") <= {"reserved", "train", "validation"}:
+    while not window_files(tmp_path / "disk") <= {"train", "validation"}:
         assert time.monotonic() < deadline, window_files(tmp_path / "disk")
         time.sleep(0.1)
     train(*flags, f"--output_dir={tmp_path}/run")

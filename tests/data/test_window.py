@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from common.errors import UserError
 from data import order
 from data.dataset import Window, open_dataset
-from data.staging.window import CHECKSUM, FULL, Blocks, kept_folder, name_of
+from data.staging.window import CHECKSUM, FULL, Blocks, name_of, window_folder
 from tests.rigs.web import serving
 
 BLOCK = 50
@@ -22,10 +21,10 @@ READER = f"""
 import json, sys, zlib
 from pathlib import Path
 from data.dataset import Window, open_dataset
-from data.staging.window import Blocks, kept_folder, name_of
-url, place, size, most = sys.argv[1:]
+from data.staging.window import Blocks, name_of, window_folder
+url, place, size = sys.argv[1:]
 dataset = open_dataset(url)
-folder = kept_folder(Path(place), name_of(dataset, {BLOCK}), int(size), int(most))
+folder = window_folder(Path(place), name_of(dataset, {BLOCK}), stays=True)
 print(folder.name, flush=True)
 split = dataset.in_window(Window(folder, int(size), 0, {BLOCK}, 0)).train
 blocks, found = Blocks(split, split.window), 0
@@ -47,9 +46,9 @@ def server(in_format, tmp_path):
         yield served
 
 
-def reader(server, place, name="a", size=2_000_000, most=10**9) -> subprocess.Popen:
+def reader(server, place, name="a", size=2_000_000) -> subprocess.Popen:
     """A process that reads all training samples of a dataset, and then keeps its window open."""
-    return subprocess.Popen([sys.executable, "-c", READER, f"{server.url}/{name}", place, str(size), str(most)],
+    return subprocess.Popen([sys.executable, "-c", READER, f"{server.url}/{name}", place, str(size)],
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
@@ -93,7 +92,7 @@ def test_a_record_that_came_damaged_is_fetched_once_more(server, digit_records, 
     path.with_name(f"{path.name}.crc32").write_text(
         "".join(f"{zlib.crc32(image):08x} {label}\n" for image, label in digit_records["train"][:500]))
     dataset = open_dataset(f"{server.url}/a")
-    folder = kept_folder(tmp_path / "disk", name_of(dataset, BLOCK), 0, 10**9)
+    folder = window_folder(tmp_path / "disk", name_of(dataset, BLOCK), stays=True)
     split = dataset.in_window(Window(folder, 10**9, 0, BLOCK, 0)).train
     blocks, right, damaged = Blocks(split, split.window), path.read_bytes(), []
 
@@ -116,22 +115,18 @@ def test_a_record_that_came_damaged_is_fetched_once_more(server, digit_records, 
     assert len(damaged) == 1 and blocks.requests == 2
 
 
-def test_all_windows_together_keep_within_the_size(server, content, tmp_path):
-    """The digits in b and c take 1.3 MB of training samples each, and other tags than those in a."""
+def test_a_window_gives_way_to_that_of_other_data_unless_it_is_in_use(server, content, tmp_path):
+    """The digits in a, b and c have other tags, and a smaller window keeps fewer blocks."""
     place, private = tmp_path / "disk", tmp_path / "disk" / f"bigbatch-{os.getuid()}"
-    names = [read(server, place, name, most=5_000_000)[0] for name in "ab"]
-    assert {path.name for path in private.glob("[!.]*")} == {*names}
-    names.append(read(server, place, "c", most=4_000_000)[0])
-    assert {path.name for path in private.glob("[!.]*")} == {*names[1:]}  # a was the longest unused
+    first, *_ = read(server, place, "a")
     in_use = reader(server, place, "b")
-    assert in_use.stdout.readline() == f"{names[1]}\n"
-    with pytest.raises(UserError, match="--stage_gb: trainings on other data, which run now"):
-        kept_folder(place, "new", 2_000_000, 3_000_000)
-    assert {path.name for path in private.glob("[!.]*")} == {*names[1:]}
-    assert json.loads(in_use.communicate()[0])[1] == 0
-    assert read(server, place, "a", most=2_000_000)[1:] == (content, BLOCKS)
-    assert [path.name for path in private.glob("[!.]*")] == [names[0]]
-    assert read(server, place, "a", size=900_000)[1] == content
+    name = in_use.stdout.readline().strip()
+    assert [path.name for path in private.glob("[!.]*")] == [name] != [first]
+    third, *found = read(server, place, "c")
+    assert {path.name for path in private.glob("[!.]*")} == {name, third} and found == [content, BLOCKS]
+    assert json.loads(in_use.communicate()[0]) == [content, BLOCKS]
+    assert read(server, place, "b")[1:] == (content, 0)  # it has stayed
+    assert read(server, place, "b", size=900_000)[1] == content
     assert 600_000 < sum(path.stat().st_size for path in private.glob("*/*/*")) <= 900_000
 
 

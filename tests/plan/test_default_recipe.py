@@ -10,7 +10,7 @@ from PIL import Image
 
 from common import VERSION
 from common.command import USERS_KERAS_HOME
-from common.errors import UsageError, UserError
+from common.errors import UserError
 from model_zoo.weights import can_be_had, check_weights
 from plan import flags
 from plan.recipes import fitted, recipe_path
@@ -115,27 +115,6 @@ def test_a_batch_is_at_most_an_eighth():
     for samples in range(1, 10_000):
         batch = int(fitted(samples)[0].partition("=")[2])
         assert batch == 1 or 8 * batch <= samples
-
-
-@pytest.mark.parametrize("before", ["launch/recipes/digits.flags", "/old/checkout/launch/recipes/digits.flags"])
-def test_a_recipe_of_version_0_9_is_found_where_it_lies_now(before, tmp_path, capsys):
-    """On the command line, in a recipe of one's own and in the name of a .runs file."""
-    from experiments.planned import lines_of
-
-    said = f"recipes have moved: {before} is now recipes/digits.flags"
-    assert recipe_path(before) == ROOT / "recipes" / "digits.flags" and said in capsys.readouterr().err
-    own = tmp_path / "own.flags"
-    own.write_text(f"--flagfile={before}\n--epochs=3\n")
-    recipe = parsed(f"--flagfile={own}").recipe
-    assert (recipe.model, recipe.epochs) == ("resnet20", 3) and said in capsys.readouterr().err
-    runs = before.replace("digits.flags", "lars_1708.03888/table7.runs")
-    assert lines_of(runs)[0]["flagfile"].startswith(f"{ROOT}/recipes/lars_1708.03888/")
-    with pytest.raises(UsageError, match="no recipe launch/recipes/digit"):
-        recipe_path("launch/recipes/digit")
-    (tmp_path / "launch" / "recipes").mkdir(parents=True)
-    mine = tmp_path / "launch/recipes/digits.flags"
-    mine.write_text("--epochs=3\n")
-    assert recipe_path(str(mine)) == mine
 
 
 def test_a_recipe_has_a_name():
