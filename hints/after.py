@@ -53,7 +53,7 @@ def on_result(end: Ending) -> list[Hint]:
         return [_on_the_other_layers(end)]
     if end.top1 >= GOOD:
         return []
-    return (on_rate(end.settings) or _on_length(end) if end.has_room else []) or _on_few_images(end)
+    return (end.has_room and (on_rate(end.settings) or _on_length(end))) or _on_few_images(end)
 
 
 def _on_the_other_layers(end: Ending) -> Hint:

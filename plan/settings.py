@@ -275,11 +275,11 @@ class Run:
         "one epoch, at least one minute. The last step and the best evaluation are always saved.",
         parse=values.Every.parse, screen="Run", used_with=TRAINING)
     target_top1: float | None = flag(None, "Validation top-1 to reach, such as 0.759, by the average of the weights "
-        "with --ema_decay. summary.json has the epochs and seconds until then.", parse=values.fraction,
+        "with --ema_decay. summary.json has the epochs and seconds until then.", parse=values.fraction, recorded=True,
         used_with=TRAINING)
-    stop_at_target: bool = flag(False, "End training when --target_top1 is reached.", used_with=TRAINING)
+    stop_at_target: bool = flag(False, "End training when --target_top1 is reached.", recorded=True, used_with=TRAINING)
     patience: int | None = flag(None, "End training after so many evaluations without a better validation top-1, by "
-        "the average of the weights with --ema_decay.", low=1, used_with=TRAINING)
+        "the average of the weights with --ema_decay.", low=1, recorded=True, used_with=TRAINING)
     expect: Expected | None = flag(None, "File with the validation top-1 to expect over the epochs: metrics.jsonl of "
         "another run, or lines 'epoch top1'. Each evaluation says how many points it lies above or below.",
         parse=Expected.read, path=True, used_with=TRAINING)

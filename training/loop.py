@@ -141,9 +141,10 @@ def evaluate_after(interval: Interval, setup: Setup, results: Results, recovery:
             observer.evaluation(evaluation)
     state.progress.add_evaluation(interval.epoch, top1_of(row), row[metric.SECONDS], setup.exact is not None)
     reason, most = early_end(setup), setup.settings.run.stop_below_expected
-    recovery.after_evaluation(interval.epoch, top1_of(row), bool(reason))
-    goes_on = not reason and interval.end < setup.plan.steps
-    if reason and interval.end < setup.plan.steps and world.rank == 0:
+    is_planned = interval.end == setup.plan.steps  # to be the last
+    goes_on = not (reason or is_planned)
+    recovery.after_evaluation(interval.epoch, top1_of(row), is_last=not goes_on)
+    if reason and not is_planned and world.rank == 0:
         complain(f"{reason}, so training ends at epoch {interval.epoch:g} of {setup.plan.epochs:g}{rate_left(setup)}")
     if goes_on and None not in (expected, most) and top1_of(row) < expected - most / 100:
         raise BelowExpected(interval.end, interval.epoch, top1_of(row), expected, curve.path)
@@ -188,8 +189,8 @@ def rate_left(setup: Setup) -> str:
     """Returns what an early end means for a learning rate that was to fall further, or an empty string."""
     plan, progress = setup.plan, setup.state.progress
     now, last = plan.learning_rate(plan.epoch_of(progress.step)), plan.learning_rate(plan.epochs)
-    return (f"; the learning rate is {now:.3g} and would have fallen to {last:.3g}, which often gains the most; a run "
-            f"with --epochs={plan.epoch_of(progress.step):.0f} and without --patience lets it") * (last < now)
+    return (f"; the learning rate is {now:.3g} and would have fallen to {last:.3g}, which often gains the most; "
+            f"--epochs={plan.epoch_of(progress.step):.0f} lets it") * (last < now)
 
 
 def measured_after(setup: Setup, interval: Interval) -> list[int]:

@@ -128,12 +128,11 @@ class Recovery:
         if not before_evaluation:
             self._save_if_due(signals.can_save)
 
-    def after_evaluation(self, epoch: float, top1: float, is_target: bool) -> None:
+    def after_evaluation(self, epoch: float, top1: float, is_last: bool) -> None:
         """Saves or commits, if due; also saves the best evaluation so far. Collective: every rank must call it.
 
-        Raises UserError if the training's last checkpoint cannot be written. is_target: whether training ends here.
+        Raises UserError if the training's last checkpoint cannot be written. is_last: whether training ends here.
         """
-        is_last = is_target or self._setup.state.progress.step == self._setup.plan.steps
         self._save_if_due(is_last or self._setup.world.any(self._is_possible_now())[0], epoch, top1)
         if is_last:
             self._wait("the last checkpoint could not be written; see the line above, and run the same command again")

@@ -64,7 +64,7 @@ def trained(folder, *more):
     found = []
     recovery = SimpleNamespace(signals=lambda: (0.0, 0.0), is_due_after=lambda signals: False,
                                snapshot=lambda: Snapshot({}, state.progress, {"model": 0}),
-                               stop_is_asked=lambda: False, after_evaluation=lambda *_: None)
+                               stop_is_asked=lambda: False, after_evaluation=lambda *_, **__: None)
     observer = SimpleNamespace(step=lambda update: None, launching=Observer().launching,
                                evaluation=lambda one: found.append((one.row["val_loss"], np.stack(one.outcomes))))
     loop.follow_plan(setup, recovery, [observer])
