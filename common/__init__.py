@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-VERSION = "0.12.0"
+VERSION = "0.13.0"
 SAVING = signal.SIGTERM, signal.SIGUSR1  # on which a training saves a checkpoint and ends with ExitCode.STOPPED
 TRAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "train.py")
 
