@@ -14,7 +14,7 @@ import numpy as np
 
 from common.errors import shown
 from data.class_names import normal
-from data.image_files import NO_IMAGE, RARE_SUFFIXES, THREADS, UNREAD_SUFFIXES, entries, images, kind
+from data.image_files import RARE_SUFFIXES, THREADS, UNREAD_SUFFIXES, entries, images, kind
 from data.set_aside import SetAside, set_aside
 
 NO_IMAGES = "{} contains no images in class folders"
@@ -67,11 +67,8 @@ def has_classes(path) -> bool:
 
 
 def learnable(path) -> Iterator[str]:
-    """Yields the classes of a split, without those whose files are no images, such as labels."""
-    for name in class_names(path):
-        found, left_out = images(f"{path}/{name}")
-        if found or not left_out[NO_IMAGE]:
-            yield name
+    """Yields the classes of a split, without folders that have no images."""
+    return (name for name in class_names(path) if images(f"{path}/{name}")[0])
 
 
 def _holds_images(path) -> bool:
@@ -129,6 +126,7 @@ class Listing:
     files: paths of the images, relative to the folder of the split.
     labels: int64 (images,).
     kinds: suffix (`kind`) of each image that is neither JPEG nor PNG, by its path.
+    empty: names of the folders without images, in normal form.
     left_out: see `images`.
     """
 
@@ -144,7 +142,9 @@ class Listing:
         self.left_out["images in no class folder"] = [file for file in kinds if "/" not in file]
         self.files = [file for file in kinds if "/" in file]
         self.kinds = {file: kinds[file] for file in self.files if kinds[file] in UNREAD_SUFFIXES | RARE_SUFFIXES}
-        self.labels = np.array([labels[file.partition("/")[0]] for file in self.files], np.int64)
+        found = [file.partition("/")[0] for file in self.files]
+        self.labels = np.array([labels[folder] for folder in found], np.int64)
+        self.empty = {*map(normal, {*folders}.difference(found))}
 
     def __len__(self):
         return len(self.files)
@@ -193,6 +193,14 @@ class Listing:
         """Returns the first file of each kind in RARE_SUFFIXES. path: of the split."""
         first = {suffix: name for name, suffix in reversed(self.kinds.items())}
         return [Path(path, first[suffix]) for suffix in sorted(first.keys() & RARE_SUFFIXES)]
+
+
+def with_images(classes: Sequence[str], listings: Sequence[Listing]) -> tuple[str, ...]:
+    """Returns the classes that have images in one of the listings, whose labels are numbered anew."""
+    present = np.unique(np.concatenate([listing.labels for listing in listings]))
+    for listing in listings:
+        listing.labels = np.searchsorted(present, listing.labels)
+    return tuple(classes[label] for label in present)
 
 
 def _is_unread(path: str) -> bool:

@@ -383,12 +383,11 @@ def _class_folders(folder, check_files, fraction: SetAside) -> Dataset | None:
         listings = _listings(paths, classes, check_files, fraction)
     except OSError as error:
         raise UserError(f"--data_dir: {error}") from None
-    if fraction.is_everything and check_files:  # the model need not know a class without images
-        present, listings[1].labels = np.unique(listings[1].labels, return_inverse=True)
-        classes = tuple(classes[label] for label in present)
     splits = [Split("folder", (path,), (len(listing),), (listing,) if check_files else None, fraction=fraction)
               for path, listing in zip(paths, listings, strict=True)]
     check_class_folders(folder, classes, splits)
+    if check_files:
+        classes = class_folders.with_images(classes, listings)
     return Dataset(folder, "folder", classes, *splits, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 

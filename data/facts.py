@@ -72,9 +72,11 @@ def of_listings(folder: Path, listings: Collection[Listing]) -> list[str]:
     below = [file.rpartition("/")[0] for listing in listings for file in listing.files if file.count("/") > 1]
     left_out = [line for path, listing in zip((train, validation), listings, strict=False)
                 for line in left_out_line(path, listing.left_out)]
+    empty = [repr(name) for name in sorted(set.intersection(*(listing.empty for listing in listings)))]
     said = [
         (validation and not {train, validation} <= {folder / name for name in KNOWN},
          f"{train} has the training images, and {validation} the validation images"),
+        (empty, f"no classes, because they have no images: {listed(empty, SHOWN)}"),
         (unused, f"not used: {', '.join(map(str, unused))}"),
         (below, f"{len(below):,} images lie in subfolders of classes ({len({*below}):,}), such as "
                 f"{shown(min(below, default=''))}; the outermost folder is the class")]

@@ -40,6 +40,7 @@ def _read(source, fraction) -> tuple:
     if not fraction.is_everything:
         check_classes(source, class_folders.learnable(splits["train"]))
     listings = {split: class_folders.Listing(top, classes) for split, top in splits.items()}
+    classes = class_folders.with_images(classes, [*listings.values()])
     return classes, splits, listings, of_listings(source, listings.values())
 
 

@@ -1,5 +1,6 @@
 """Folders of images as people have them: what is read of them, the same by every program, and what is said about it."""
 import hashlib
+import json
 import os
 import pickle
 import shutil
@@ -214,7 +215,7 @@ def test_a_listing_for_another_worker_is_the_same(odd):
 
 @pytest.mark.parametrize("split", ["", "train"])
 def test_images_beside_their_labels_are_one_class(split, tmp_path, capsys):
-    """As YOLO has them. A class folder that is still empty counts."""
+    """As YOLO has them. An empty folder is no class, either."""
     top = tmp_path / "yolo"
     for number, name in enumerate((split, "val") if split else (split,)):
         fill(top / name, 4, first=10 * number, classes=("images",))
@@ -228,7 +229,32 @@ def test_images_beside_their_labels_are_one_class(split, tmp_path, capsys):
             check_dataset(open_dataset(top, check_files=False))
         for name in ("train", "val"):
             (top / name / "empty").mkdir()
-        check_dataset(open_dataset(top))
+        with pytest.raises(UserError, match=said):
+            check_dataset(open_dataset(top))
+
+
+@pytest.mark.parametrize("split", ["", "train"])
+def test_a_folder_without_images_is_no_class(split, tmp_path, capsys):
+    """A class that has images in one split is one. The labels are those of the names that are left."""
+    top, names = tmp_path / "set", ("ant", "cat", "dog")
+    for number, name in enumerate((split, "val") if split else (split,)):
+        fill(top / name, 8, first=10 * number, classes=names)
+        (top / name / "bee").mkdir()
+        touch(top / name / "eel" / "notes.txt")
+    if split:
+        shutil.rmtree(top / "val" / "cat")
+        (top / "val" / "cat").mkdir()
+    dataset = open_dataset(top)
+    assert dataset.classes == names and [counts.tolist()[1] > 0 for counts in dataset.class_counts] == [True, not split]
+    for part in (dataset.train, dataset.validation):
+        for file, label in zip(part.entries[0].files, part.entries[0].labels, strict=True):
+            assert file.partition("/")[0] == names[label]
+    said = "no classes, because they have no images: 'bee', 'eel'"
+    assert said in facts.of_folder(dataset)
+    flags = () if split else ("--validation_fraction=0.5",)
+    assert command(f"--source={top}", f"--output={tmp_path}/o", *flags) == 0
+    assert said in capsys.readouterr().err
+    assert json.loads((tmp_path / "o" / "dataset.json").read_text())["classes"] == [*names]
 
 
 def test_a_class_is_lost_when_all_its_images_are_rejected(tmp_path, capsys):
