@@ -84,7 +84,8 @@ def test_float16_on_the_wire_trains_nearly_the_same(trained):
 def test_a_prime_number_of_workers_goes_in_a_ring_and_says_so_once(tmp_path):
     done = train(*QUICK, "--batch_size=126", "--allreduce=torus", f"--output_dir={tmp_path}",
                  kind="horovodrun", workers=3)
-    assert done.stderr.count("continues with a ring: 3 workers can only form a ring, because 3 is prime") == 1
+    assert done.stderr.count("note: 3 workers can only form a ring, because 3 is prime; training goes on as with "
+                             "--allreduce=ring") == 1
     assert exchange(tmp_path)["allreduce"] == "ring"
 
 
