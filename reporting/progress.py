@@ -5,6 +5,7 @@ The first step or evaluation ends the display of the start-up's stages.
 import math
 import re
 import sys
+import textwrap
 import time
 
 from common import metric
@@ -17,7 +18,7 @@ from reporting.sentences import STORAGE_LIMITS, in_words, rounded
 from training.observer import Evaluation, Observer, RunInfo, Update
 
 KEPT = 0.95  # decay of the moving averages, per step
-COLUMNS = 80  # longest line of an evaluation
+COLUMNS = 80  # longest line of an evaluation, and of the result on a terminal
 SPEED_AFTER = 10.0  # seconds after the first step; then one line has the speed if there is no terminal
 
 
@@ -195,10 +196,12 @@ def heads(line: str) -> str:
 
 
 def print_result(lines: list[str]) -> None:
-    """Prints `result_lines` on standard error, on a terminal with the top-1 in bold."""
-    lines = "\n".join(lines)
-    bold = re.sub("top-1 [0-9.]+%", "\033[1m\\g<0>\033[0m", lines, count=1)
-    print(bold if on_terminal() else lines, file=sys.stderr)
+    """Prints `result_lines` on standard error, on a terminal with the top-1 in bold and in lines of COLUMNS."""
+    if on_terminal():
+        text = "\n".join(textwrap.fill(line, COLUMNS, subsequent_indent="  ") for line in lines)
+        print(re.sub("top-1 [0-9.]+%", "\033[1m\\g<0>\033[0m", text, count=1), file=sys.stderr)
+    else:
+        print(*lines, sep="\n", file=sys.stderr)
 
 
 def result_lines(summary: dict, classes: int, images: str = "validation") -> list[str]:
@@ -206,7 +209,7 @@ def result_lines(summary: dict, classes: int, images: str = "validation") -> lis
 
     images: which were evaluated, in a word.
     """
-    weakest = ", ".join(f"{in_list(one['class'])} {one['recall']:.1%} ({one['correct']} of {one['images']})"
+    weakest = ", ".join(f"{in_list(one['class'])}: {one['recall']:.1%} ({one['correct']} of {one['images']})"
                         for one in summary[metric.WEAKEST_CLASSES])
     judged = " by the average of the weights" if metric.EMA_VAL_TOP1 in summary else ""
     balanced = summary[metric.BALANCED_TOP1]

@@ -15,4 +15,4 @@ def test_a_name_with_a_comma_is_quoted(tmp_path):
     _, line = result_lines({
         "val_top1": 0.5, "val_samples": 4, "val_guess_count": 2, "val_top1_count": 2, "val_loss": 1.0, "seconds": 1.0,
         "balanced_top1": 0.5, "balanced_samples": 4.0, "weakest_classes": weakest}, 2)
-    assert line.startswith("weakest classes: 'dog, small' 50.0% (1 of 2), cat 50.0% (1 of 2); ")
+    assert line.startswith("weakest classes: 'dog, small': 50.0% (1 of 2), cat: 50.0% (1 of 2); ")

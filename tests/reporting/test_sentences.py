@@ -7,7 +7,8 @@ import pytest
 
 from common.accuracy import interval
 from common.files import write_json
-from reporting.progress import result_lines
+from reporting import progress
+from reporting.progress import print_result, result_lines
 from reporting.report import write_report
 from reporting.sentences import in_words, rounded
 from tests.rigs.run_files import row, whole
@@ -39,10 +40,22 @@ def test_the_terminal_names_the_weakest_classes():
     first, second = ({"class": name, "images": 8, "correct": correct, "recall": correct / 8}
                      for name, correct in (("cat", 1), ("dog", 6)))
     [_, line] = result_lines(summary(540, [first, second]), 10)
-    assert line == ("weakest classes: cat 12.5% (1 of 8), dog 75.0% (6 of 8); balanced top-1, the mean over the "
+    assert line == ("weakest classes: cat: 12.5% (1 of 8), dog: 75.0% (6 of 8); balanced top-1, the mean over the "
                     "classes, 12.3%")
     [_, line] = result_lines(summary(540, [first]) | {"ema_val_top1": 0.5}, 10)
-    assert line.startswith("weakest classes by the average of the weights: cat 12.5% (1 of 8); ")
+    assert line.startswith("weakest classes by the average of the weights: cat: 12.5% (1 of 8); ")
+
+
+def test_the_result_fits_the_terminal(monkeypatch, capsys):
+    """Elsewhere, each line stays whole."""
+    first = {"class": "a class with a long name", "images": 8, "correct": 1, "recall": 1 / 8}
+    lines = result_lines(summary(540, [first] * 3), 10)
+    print_result(lines)
+    assert capsys.readouterr().err.splitlines() == lines
+    monkeypatch.setattr(progress, "on_terminal", lambda: True)
+    print_result(lines)
+    shown = re.sub("\x1b\\[[01]m", "", capsys.readouterr().err).splitlines()
+    assert max(map(len, shown)) <= 80 and " ".join(" ".join(shown).split()) == " ".join(lines)
 
 
 def test_the_terminal_has_views_in_lines_of_their_own():
