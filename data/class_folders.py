@@ -126,7 +126,7 @@ class Listing:
     files: paths of the images, relative to the folder of the split.
     labels: int64 (images,).
     kinds: suffix (`kind`) of each image that is neither JPEG nor PNG, by its path.
-    empty: names of the folders without images, in normal form.
+    folders: name of each folder, in normal form -> whether it has images.
     left_out: see `images`.
     """
 
@@ -144,7 +144,7 @@ class Listing:
         self.kinds = {file: kinds[file] for file in self.files if kinds[file] in UNREAD_SUFFIXES | RARE_SUFFIXES}
         found = [file.partition("/")[0] for file in self.files]
         self.labels = np.array([labels[folder] for folder in found], np.int64)
-        self.empty = {*map(normal, {*folders}.difference(found))}
+        self.folders = dict.fromkeys(map(normal, folders), False) | dict.fromkeys(map(normal, found), True)
 
     def __len__(self):
         return len(self.files)

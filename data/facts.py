@@ -1,6 +1,7 @@
 """What a dataset is, in words, for data.prepare and train.py to print: its classes, its sizes, how it was read."""
 import contextlib
 from collections.abc import Collection
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,8 @@ def of_listings(folder: Path, listings: Collection[Listing]) -> list[str]:
     below = [file.rpartition("/")[0] for listing in listings for file in listing.files if file.count("/") > 1]
     left_out = [line for path, listing in zip((train, validation), listings, strict=False)
                 for line in left_out_line(path, listing.left_out)]
-    empty = [repr(name) for name in sorted(set.intersection(*(listing.empty for listing in listings)))]
+    empty = [repr(name) for name in sorted({*chain(*(listing.folders for listing in listings))})
+             if not any(listing.folders.get(name) for listing in listings)]
     said = [
         (validation and not {train, validation} <= {folder / name for name in KNOWN},
          f"{train} has the training images, and {validation} the validation images"),
