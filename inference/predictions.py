@@ -24,7 +24,10 @@ def heads(best: int) -> list[str]:
 
 
 def write_predictions(folder: Path, rows: list[dict], about: dict[str, str]) -> None:
-    """Writes both files. Raises OSError. rows: of `predict`. about: name -> value, for the table below the pictures."""
+    """Writes both files. Raises OSError.
+
+    rows: of `predict`, at least one. about: name -> value, for the table below the pictures.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = RunFolder(folder)
     files.write(PREDICTIONS, as_csv(rows))
@@ -36,7 +39,7 @@ def as_csv(rows: list[dict]) -> str:
     """Returns the content of predictions.csv: file, and the most probable classes with their probabilities."""
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
-    table.writerow(["file", *heads(len(rows[0]["top"]) if rows else 0)])
+    table.writerow(["file", *heads(len(rows[0]["top"]))])
     table.writerows([shown(row["file"]), *(cell for guess in row["top"] for cell in (
         shown(guess["class"]), guess["probability"]))] for row in rows)
     return written.getvalue()

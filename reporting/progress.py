@@ -169,7 +169,7 @@ class ProgressDisplay(Observer):
         if breakdown.get("storage", 0.0) > STORAGE_LIMITS:
             waits.insert(0, f"storage {breakdown['storage']:.0%}")
         variants = [f"{prefix.rstrip('_').replace('_', ' ')} {row[prefix + metric.VAL_TOP1]:.2%}"
-                  for prefix in metric.VARIANTS if prefix + metric.VAL_TOP1 in row]
+                    for prefix in metric.VARIANTS if prefix + metric.VAL_TOP1 in row]
         lead = "" if expected is None else f" ({100 * (top1_of(row) - expected):+.2f})"
         left = f"  left {self._left}" if self._left and self._samples < self._total else ""
         figures = [f"epoch {row['epoch']:g}/{self._run.plan['epochs']:g}",

@@ -52,9 +52,9 @@ class ReportWriter(Observer):
         self._submit(self._begin)
 
     def step(self, update: Update) -> None:
-        """Has the page drawn from time to time, and after the first step, when there are training images.
+        """Has the page drawn from time to time, and after the first step the training images.
 
-        They wait for it, because its compilation needs Python's global lock, too.
+        They are not made before that step, because its compilation needs Python's global lock, too.
         """
         if self._images_are_due:
             self._submit(self._sample)

@@ -80,11 +80,6 @@ class RunData:
         """How far training has come: the epoch of the last evaluation or logged update, 0 before the first."""
         return max((row["epoch"] for row in (*self.rows[-1:], *self.steps[-1:])), default=0)
 
-    @property
-    def since_evaluation(self) -> list[dict]:
-        """The rows of steps.jsonl after the last evaluation."""
-        return [row for row in self.steps if not self.rows or row["epoch"] >= self.rows[-1]["epoch"]]
-
     @cached_property
     def state(self) -> str:
         """finished, diverged, below --expect, unfinished (run.json has the reason), killed, or in progress."""

@@ -97,7 +97,7 @@ def state(run: RunData) -> str:
 
 def since_evaluation(run: RunData) -> str:
     """Returns how training has gone since the last evaluation: means over the logged updates. "" without two."""
-    rows = run.since_evaluation
+    rows = [row for row in run.steps if not run.rows or row["epoch"] >= run.rows[-1]["epoch"]]
     seconds = rows[-1]["seconds"] - rows[0]["seconds"] if rows else 0
     if not seconds:
         return ""

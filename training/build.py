@@ -82,7 +82,7 @@ def start_and_check_flags(settings: Settings) -> World:
 
 
 def make_setup(settings: Settings, plan: Plan, world: World, feed, state: State, exchange: GradientExchange,
-             class_weights: np.ndarray | None = None) -> Setup:
+               class_weights: np.ndarray | None = None) -> Setup:
     """Builds a training from its parts. class_weights: as training.losses.make_loss takes them."""
     recipe = settings.recipe
     batch_counts().restart()

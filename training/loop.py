@@ -178,9 +178,11 @@ def early_end(setup: Setup) -> str:
         return ""
     if run.stop_at_target and best["top1"] >= run.target_top1:
         return f"--target_top1={run.target_top1:g} is reached"
+    if not run.patience:
+        return ""
     until_best = max((one.evaluations for one in setup.plan.intervals()
                       if one.evaluates and one.epoch <= best["epoch"]), default=0)
-    if run.patience and progress.evaluations - until_best >= run.patience:
+    if progress.evaluations - until_best >= run.patience:
         return f"no evaluation since epoch {best['epoch']:g} was better (--patience={run.patience})"
     return ""
 

@@ -9,7 +9,7 @@ from training.state import Progress
 
 
 def summary_json(result: EvaluationResult, dataset: Dataset, epochs: float, batch_size: int, world: World,
-               images_per_second: float, seconds: float) -> dict:
+                 images_per_second: float, seconds: float) -> dict:
     """Returns the content of summary.json, from the last evaluation."""
     rows = by_class(*result.outcomes.pairs, dataset.classes)
     return result.metrics | averages(rows) | {
