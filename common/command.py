@@ -58,7 +58,7 @@ class Ending:
 
 @contextlib.contextmanager
 def shell(program: str, barrier: Callable[[], None] = lambda: None, prints: bool = True) -> Iterator[Ending]:
-    """Context manager that turns UserError, OSError and Ctrl-C into one line on standard error and an exit code.
+    """Context manager that turns UserError, OSError and Ctrl-C into a line on standard error and an exit code.
 
     The exit code is that of the error's class (common.errors). Other errors keep their traceback, and Python's exit
     code is 1. A command whose standard output is a pipe that its reader has closed ends without a line
@@ -90,8 +90,9 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints: bool
         except KeyboardInterrupt as interrupt:
             problem = str(interrupt) or "interrupted"
             ending.code = ExitCode.INTERRUPTED
-        if problem and prints and (line := one_line(problem)):
-            complain(line)
+        for part in getattr(problem, "parts", [problem]) if problem and prints else ():
+            if line := one_line(part):
+                complain(line)
         if getattr(problem, "on_all_ranks", False):
             with contextlib.suppress(Exception):  # a rank may have exited already, or Horovod may not have started
                 barrier()

@@ -25,13 +25,15 @@ _command = command_of(sys.modules["__main__"]) or "bigbatch"  # with which the m
 class UserError(Exception):
     """The request cannot be carried out. The message says what is wrong and what to do.
 
-    on_all_ranks: whether every rank raises the error at the same point.
+    parts: of the message. A terminal has each in a line of its own. on_all_ranks: whether every rank raises the error
+    at the same point.
     """
 
     exit_code = ExitCode.WRONG
 
-    def __init__(self, message, on_all_ranks: bool = False):
-        super().__init__(message)
+    def __init__(self, *parts, on_all_ranks: bool = False):
+        super().__init__("; ".join(map(str, parts)))
+        self.parts = parts
         self.on_all_ranks = on_all_ranks
 
 

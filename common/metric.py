@@ -34,5 +34,6 @@ BALANCED_TOP1 = "balanced_top1"  # mean over the classes of their recall, by the
 MACRO_F1 = "macro_f1"  # likewise of F1. Both leave out classes without validation samples
 BALANCED_SAMPLES = "balanced_samples"  # number of samples whose top-1 would be as uncertain as these means
 WEAKEST_CLASSES = "weakest_classes"  # up to three with the lowest recall: class, images, correct, recall
+BEST = "best_"  # prefix of the last four, of top1, epoch and checkpoint, of the best evaluation
 
 TOP5_CLASSES = 20  # number of classes from which top-5 is shown: of fewer, guessing five is often right

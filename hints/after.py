@@ -30,7 +30,14 @@ class Ending:
 
     @property
     def top1(self) -> float:
-        return top1_of(self.summary)
+        """The best one."""
+        return self.summary.get("best_top1", top1_of(self.summary))
+
+    @property
+    def when(self) -> str:
+        """The epoch of the best top-1, in words, or an empty string if it is that of the last evaluation."""
+        best, last = (self.summary.get(name) for name in ("best_epoch", "epochs"))
+        return "" if self.top1 == top1_of(self.summary) else f", best at epoch {best:g} of {last:g}"
 
     @property
     def train_top1(self) -> float | None:
@@ -104,5 +111,6 @@ def _on_few_images(end: Ending) -> list[Hint]:
     is_own = settings.has_initial_weights or any(map(settings.is_given, ("model", "optimizer", "learning_rate")))
     if not settings.source.is_default or settings.source.file != SMALL or is_own or not end.can_pretrain():
         return []
-    return [Hint("advice", f"top-1 is {end.train_top1:.1%} in training and {end.top1:.1%} in validation; a network "
-                           "that knows ImageNet needs fewer images:", (f"--model={TRAINED_MODEL}", "--pretrained"))]
+    return [Hint("advice", f"top-1 is {end.train_top1:.1%} in training and {end.top1:.1%} in validation{end.when}; a "
+                           "network that knows ImageNet needs fewer images:",
+                 (f"--model={TRAINED_MODEL}", "--pretrained"))]

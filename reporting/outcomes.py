@@ -1,4 +1,4 @@
-"""outcomes.json: the confusion matrix of the last evaluation, and pictures of the worst errors."""
+"""outcomes.json: the confusion matrix of the best evaluation, and pictures of the worst errors."""
 import base64
 import io
 

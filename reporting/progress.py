@@ -12,7 +12,7 @@ from common import metric
 from common.accuracy import against_guessing, interval
 from common.activity import WAITS, on_terminal, startup
 from common.errors import complain, in_list
-from common.run_folder import top1_of
+from common.run_folder import CHECKPOINTS, top1_of
 from common.screen import REDRAWN_EVERY, Screen, clock_time, fitting
 from reporting.sentences import STORAGE_LIMITS, in_words, rounded
 from training.observer import Evaluation, Observer, RunInfo, Update
@@ -207,15 +207,29 @@ def print_result(lines: list[str]) -> None:
 def result_lines(summary: dict, classes: int, images: str = "validation") -> list[str]:
     """Returns the result of a training or an evaluation. summary: of summary.json. classes: their number.
 
-    images: which were evaluated, in a word.
+    images: which were evaluated, in a word. The best evaluation comes before the last, unless it is that.
     """
+    best = best_lines(summary)
+    prefix = metric.BEST if metric.BEST + metric.WEAKEST_CLASSES in summary else ""
     weakest = ", ".join(f"{in_list(one['class'])}: {one['recall']:.1%} ({one['correct']} of {one['images']})"
-                        for one in summary[metric.WEAKEST_CLASSES])
+                        for one in summary[prefix + metric.WEAKEST_CLASSES])
     judged = " by the average of the weights" if metric.EMA_VAL_TOP1 in summary else ""
-    balanced = summary[metric.BALANCED_TOP1]
-    line = (f"weakest classes{judged}: {weakest}; balanced top-1, the mean over the classes, "
-            f"{rounded(balanced, interval(balanced, summary[metric.BALANCED_SAMPLES]))}")
-    return [f"{images}: {validation_line(summary, classes)}", *views_lines(summary), *([line] if weakest else [])]
+    balanced, samples = (summary[prefix + name] for name in (metric.BALANCED_TOP1, metric.BALANCED_SAMPLES))
+    line = (f"weakest classes{' of the best' if best and prefix else ''}{judged}: {weakest}; balanced top-1, the mean "
+            f"over the classes, {rounded(balanced, interval(balanced, samples))}")
+    return [*best, f"{'last ' if best else ''}{images}: {validation_line(summary, classes)}", *views_lines(summary),
+            *([line] if weakest else [])]
+
+
+def best_lines(summary: dict) -> list[str]:
+    """Returns the best evaluation, unless the last has its top-1, or there was none in training."""
+    top1, samples = summary.get("best_top1"), summary[metric.VAL_SAMPLES]
+    if top1 in (None, summary[metric.VAL_TOP1]):
+        return []
+    judged = " by the average of the weights" if metric.EMA_VAL_TOP1 in summary else ""
+    kept = f", kept in {CHECKPOINTS}/best" if summary["best_checkpoint"] else ""
+    return [f"best validation{judged}, at epoch {summary['best_epoch']:g} of {summary['epochs']:g}: top-1 {top1:.2%} "
+            f"({round(top1 * samples)} of {samples}, {in_words(top1, samples)}){kept}"]
 
 
 def views_lines(summary: dict) -> list[str]:

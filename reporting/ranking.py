@@ -35,11 +35,12 @@ LONGEST = 60  # characters of the name of a setting
 LEAD = "lead, points"
 RATE = "learning_rate"
 TUNED = (RATE, "weight_decay", "trust_coefficient")  # flags whose best value lies within a grid that is wide enough
-NOTE = ("Settings are too close to call if the 95% interval of the difference of their top-1 includes 0. The interval "
-        "of a mean adds the variance over its runs, as Student's, and that of the validation images, as Wilson's. A "
-        "single run has the second alone, so it is not called better or worse than others. The number of seeds tells "
-        f"with a probability of {POWER:.0%}, given the runs so far. A run that diverged counts with the accuracy of "
-        "guessing, and ranks after all that did not; one with --ema_decay counts with that of the averaged weights.")
+NOTE = ("Runs are ranked by the top-1 of their last evaluation, not of their best. Settings are too close to call "
+        "if the 95% interval of the difference of their top-1 includes 0. The interval of a mean adds the variance "
+        "over its runs, as Student's, and that of the validation images, as Wilson's. A single run has the second "
+        "alone, so it is not called better or worse than others. The number of seeds tells with a probability of "
+        f"{POWER:.0%}, given the runs so far. A run that diverged counts with the accuracy of guessing, and ranks "
+        "after all that did not; one with --ema_decay counts with that of the averaged weights.")
 VALIDATION = {"classes": "the number of classes", "samples": "the number of images", "class_names": "class names",
               "images": "images", "files": "files", "sizes": "sizes of files"}  # keys of run_data.validation_set
 

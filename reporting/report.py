@@ -105,10 +105,10 @@ def report(run: RunData) -> str:
     sections = [
         f'<p class="result">{sentences.result(run)}</p>', figures(run), sentences.state(run), sentences.advice(run),
         sentences.published(run), next_commands(run),
-        "<h2>Curves</h2>", curves(run), *mistakes(run.outcomes), *times(run), *noise_scale(run), *layers(run),
-        *samples(run), "<h2>Plan</h2>", html_table(run.plan["phases"]), *settings(run),
+        "<h2>Curves</h2>", curves(run), *mistakes(run.outcomes, is_best=not run.is_best_last), *times(run),
+        *noise_scale(run), *layers(run), *samples(run), "<h2>Plan</h2>", html_table(run.plan["phases"]), *settings(run),
         "<h2>Evaluations</h2>", details("All evaluations", html_table(run.rows)), "<h2>This run</h2>", origin(run)]
-    top1 = top1_of(run.result) if run.rows else None
+    top1 = run.best["top1"] if run.best else None
     reached = run.state if top1 is None else rounded(top1, interval(top1, sentences.validation_samples(run)))
     return page(run.folder.name, sections, reload_seconds(run), f"{reached} {run.flags['model']}, {run.folder.name}")
 
@@ -131,26 +131,31 @@ def reload_seconds(run: RunData) -> int | None:
 
 
 def figures(run: RunData) -> str:
-    """Returns the most important numbers, large: how good the result is, how certain, and compared with what."""
-    now, samples = run.result, sentences.validation_samples(run)
+    """Returns the most important numbers, large: how good the result is, how certain, and compared with what.
+
+    They are those of the best evaluation, whose checkpoint other commands take. The top-1 of the last stands beside.
+    """
+    now, samples = run.shown, sentences.validation_samples(run)
     if not now:
         return ""
-    certain = {"validation top-1, last epoch": now[metric.VAL_TOP1],
-               **{f"top-1 of the {short}, last epoch": now.get(prefix + metric.VAL_TOP1)
-                  for prefix, (_, short) in metric.VARIANTS.items()},
-               "validation top-5, last epoch": now.get(metric.VAL_TOP5) if run.has_top5 else None}
+    when = "last epoch" if run.is_best_last else f"best, epoch {number(now['epoch'])}"
+    judged_first = sorted([("", "validation top-1"), *(
+        (prefix, f"top-1 of the {short}") for prefix, (_, short) in metric.VARIANTS.items())],
+        key=lambda one: one[0] != metric.EMA)
+    certain = {f"{words}, {when}": now.get(prefix + metric.VAL_TOP1) for prefix, words in judged_first} | {
+        f"validation top-5, {when}": now.get(metric.VAL_TOP5) if run.has_top5 else None}
     bounds = interval(now[metric.VAL_TOP1], samples)
     shown, below = ({name: show(value) for name, value in certain.items() if value is not None} for show in (
         lambda value: rounded(value, interval(value, samples)), lambda value: in_words(value, samples)))
-    if run.best and run.best["top1"] not in certain.values():
-        shown[f"best, epoch {number(run.best['epoch'])}"] = rounded(run.best["top1"], bounds)
-    if (lead := gap(now)) is not None:
-        shown["train minus validation"] = f"{'+' * (lead > 0)}{rounded(lead, bounds)[:-1]} points"
+    if not run.is_best_last:
+        shown["last epoch"] = rounded(top1_of(run.result), bounds)
+    if (lead := gap(now)) and lead > 0 and not sentences.mixes(run):
+        shown["train minus validation"] = f"+{rounded(lead, bounds)[:-1]} points"
     label, most, of = sentences.most_frequent(run)
     if of:
         shown["guessing"] = rounded(most / of, bounds)
         below["guessing"] = f"always naming {run.outcomes['classes'][label]}"
-    return tiles(shown | {"images/s": f"{now[metric.IMAGES_PER_SECOND]:,.0f}"}, below)
+    return tiles(shown | {"images/s": f"{run.result[metric.IMAGES_PER_SECOND]:,.0f}"}, below)
 
 
 def next_commands(run: RunData) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from common.errors import complain, one_line
-from common.run_folder import CLASSES, COLUMNS, METRICS, OUTCOMES, PAGE, ROWS, RUN, SAMPLE_IMAGES, RunFolder
+from common.run_folder import CLASSES, COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLE_IMAGES, RunFolder, top1_of
 from common.streams import Errors
 from reporting.about import about
 from reporting.outcomes import outcomes_json
@@ -23,6 +23,7 @@ from reporting.progress import ProgressDisplay
 from reporting.report import write_report
 from training.by_class import as_csv, by_class
 from training.observer import Evaluation, Observer, RunInfo, Update
+from training.restoring import best_outcomes
 
 EVERY = 10  # seconds, at least, between two drawings, and twice as many between two without an evaluation
 SHARE = 0.01  # of the time, at most, in which a core draws
@@ -42,12 +43,13 @@ class ReportWriter(Observer):
         self._due = time.monotonic()  # when the next drawing may begin
         self._is_ending = threading.Event()
         self._about = {}
-        self._evaluation = self._seconds_left = None  # the newest
+        self._best = self._unwritten = None  # epoch and top1 of the best evaluation; its outcomes, until written
+        self._seconds_left = None
         self._problem = None
         self._is_drawn = False
 
     def start(self, run: RunInfo) -> None:
-        self._run = run
+        self._run, self._best = run, run.progress.best
         self._images_are_due = run.images is not None
         self._submit(self._begin)
 
@@ -64,13 +66,14 @@ class ReportWriter(Observer):
             self._update()
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        self._evaluation = evaluation
+        top1 = top1_of(evaluation.row)
+        if not self._best or top1 > self._best["top1"]:
+            self._best, self._unwritten = {"epoch": evaluation.row["epoch"], "top1": top1}, evaluation.outcomes
         self._seconds_left = self._display and self._display.seconds_left
         self._update()
 
     def rewind(self, progress) -> None:
-        if self._evaluation and self._evaluation.row["samples"] > progress.evaluated:
-            self._evaluation = None
+        self._best, self._unwritten = progress.best, None
         self._update()
 
     def end(self, summary: dict) -> None:
@@ -86,7 +89,7 @@ class ReportWriter(Observer):
             following = getattr(problem, "next_workers", None)
             self._submit(self._record_stop, one_line(problem) or type(problem).__name__, following)
         self._thread.shutdown()
-        if self._is_drawn and not problem:
+        if self._is_drawn:
             print(f"report: {self._files.path / PAGE}", file=sys.stderr)
 
     def _update(self):
@@ -140,18 +143,21 @@ class ReportWriter(Observer):
         self._is_drawn = True
 
     def _record_outcomes(self):
-        evaluation = self._evaluation
-        dataset = self._run.dataset
-        if evaluation and not dataset.is_synthetic:  # which has no classes to confuse
-            self._files.write(CLASSES, as_csv(by_class(*evaluation.outcomes.pairs, dataset.classes)))
-            self._files.write(OUTCOMES, outcomes_json(evaluation.outcomes, dataset, evaluation.row["epoch"]))
-        elif not evaluation and self._files.read(OUTCOMES).get("epoch") not in self._epochs():
+        """Writes the figures of the best evaluation. A rollback or a resume may have led back to an earlier one."""
+        best, found, dataset = self._best, self._unwritten, self._run.dataset
+        if dataset.is_synthetic:  # which has no classes to confuse
+            return
+        if not found and best and self._files.read(OUTCOMES).get("epoch") == best["epoch"]:
+            return
+        found = found or best_outcomes(self._files.path, best)
+        if found:
+            self._files.write(CLASSES, as_csv(by_class(*found.pairs, dataset.classes)))
+            self._files.write(OUTCOMES, outcomes_json(found, dataset, best["epoch"]))
+        else:
             self._files.remove(CLASSES)
             self._files.remove(OUTCOMES)
-
-    def _epochs(self) -> set[float | None]:
-        """Returns the epochs of the evaluations that count: not those after a rollback's or a resume's checkpoint."""
-        return {row["epoch"] for row in self._files.rows(METRICS)}
+        if self._unwritten is found:
+            self._unwritten = None
 
 
 def picture(images: np.ndarray) -> bytes:

@@ -102,6 +102,17 @@ class RunData:
         return (self.rows[-1] if self.rows else {}) | (self.summary or {})
 
     @property
+    def shown(self) -> dict:
+        """The columns of the best evaluation, or of the last one if the row of the best was lost."""
+        epoch = self.best and self.best["epoch"]
+        return next((row for row in self.rows if row["epoch"] == epoch), self.result)
+
+    @property
+    def is_best_last(self) -> bool:
+        """Whether the best evaluation is the last one. So it is before the first evaluation."""
+        return not self.rows or self.shown["epoch"] == self.rows[-1]["epoch"]
+
+    @property
     def best(self) -> dict | None:
         """The highest validation top-1 (see top1_of) and its epoch: top1, epoch. None before the first evaluation."""
         ending = self.summary or self.divergence or {}

@@ -1,9 +1,10 @@
 """What records and shows a training, on rank 0: the observers of every run, and those that write to its folder."""
 import contextlib
 import math
+import sys
 import time
 
-from common.errors import complain
+from common.errors import Stopped, complain
 from common.run_folder import AUGMENTATIONS, FLAGS, LAYERS, LOGS, METRICS, NOISE, PLAN, STEPS, SUMMARY, TIMES, RunFolder
 from plan.settings import Run
 from reporting.pictures import encoded, joined
@@ -56,6 +57,7 @@ class RunLog(Observer):
                 return row["step"] < progress.step
             return progress.step and row["samples"] <= progress.evaluated
 
+        self._newest = None  # the row of the newest update, unless it is logged
         for name in LOGS:
             self._files.keep(name, is_before)
         if (lacking := progress.evaluations - len(self._files.rows(METRICS))) > 0:
@@ -68,11 +70,17 @@ class RunLog(Observer):
         if not update.number:
             self._files.forget()
         self._layers({"epoch": 0, "samples": 0}, update.layers)
+        self._newest = {
+            "step": update.number, "epoch": update.epoch, "seconds": time.perf_counter() - self._began,
+            "learning_rate": update.learning_rate, "momentum": update.momentum, "batch_size": update.batch_size,
+            "loss": update.loss, "top1": update.top1}
         if update.number % self._every == 0:
-            self._files.append(STEPS, {
-                "step": update.number, "epoch": update.epoch, "seconds": time.perf_counter() - self._began,
-                "learning_rate": update.learning_rate, "momentum": update.momentum, "batch_size": update.batch_size,
-                "loss": update.loss, "top1": update.top1})
+            self._log_newest()
+
+    def _log_newest(self):
+        if self._newest:
+            self._files.append(STEPS, self._newest)
+        self._newest = None
 
     def evaluation(self, evaluation: Evaluation) -> None:
         row = evaluation.row
@@ -95,6 +103,9 @@ class RunLog(Observer):
         self._files.save()
 
     def close(self) -> None:
+        """Saves the logs, after a divergence or another error with the last update."""
+        if isinstance(sys.exception(), Exception) and not isinstance(sys.exception(), Stopped):
+            self._log_newest()
         self._files.save()
 
 

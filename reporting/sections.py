@@ -12,7 +12,7 @@ from common.run_folder import CLASSES, COLUMNS, ROWS, SAMPLE_IMAGES
 from plan.flags import obstacle
 from reporting import charts, heat_map, sentences
 from reporting.charts import Line, XAxis, number
-from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time
+from reporting.page import constant_values, details, duration, html_table, over_epochs_and_time, prose
 from reporting.run_data import RunData
 from reporting.sentences import rounded
 from training.by_class import averages, by_class, effective_samples, weakest_first
@@ -23,11 +23,10 @@ ACCURACIES = {
        for most in (1, 5)}}
 LOSSES = {metric.TRAIN_LOSS: "train", metric.VAL_LOSS: "validation",
           **{prefix + metric.VAL_LOSS: words for prefix, (words, _) in metric.VARIANTS.items()}}
-BINARY = "binary_cross_entropy"
-TWO_LOSSES = "The training loss is binary cross-entropy, the validation loss cross-entropy."
 PLANNED = (  # title, column of metrics.jsonl and steps.jsonl, column of the schedule in plan.json
     ("Learning rate", metric.LEARNING_RATE, "learning_rate"), ("Momentum", metric.MOMENTUM, "momentum"),
     ("Global batch size", metric.BATCH_SIZE, "global_batch_size"))
+AUGMENTATIONS = "augmentation", "rand_augment", "mixup", "cutmix"  # flags
 MOST_PAIRS = 15  # confused pairs of classes
 MOST_CLASSES = 20  # in the table of classes
 LONG = 16  # characters, above which the names of classes wrap
@@ -46,7 +45,7 @@ def curves(run: RunData) -> str:
         row[planned] for row in run.plan["schedule"]] for title, column, planned in planned_values}, "throughout")
     varying = [value for value in planned_values if value[0] not in same]
     return (over_epochs_and_time(rows, end, partial(curves_over, run, varying))
-            + f"<p>{' '.join([*same.values(), *([TWO_LOSSES] if run.flags.get('loss') == BINARY else [])])}</p>")
+            + f"<p>{' '.join([*same.values(), *sentences.losses(run)])}</p>")
 
 
 def curves_over(run: RunData, planned_values, x: XAxis) -> list[str]:
@@ -183,18 +182,19 @@ def two_digits(value: float) -> str:
     return f"{float(f'{value:.2g}'):,.0f}"
 
 
-def mistakes(made: dict, images: str = "validation images") -> list[str]:
+def mistakes(made: dict, images: str = "validation images", is_best: bool = False) -> list[str]:
     """Returns the confusion matrix, the most confused classes, all classes, and the worst errors of an evaluation.
 
-    made: content of outcomes.json, or empty. images: what the evaluated images are.
+    made: content of outcomes.json, or empty. images: what the evaluated images are. is_best: whether a sentence says
+    that the evaluation is the best of several.
     """
     if not made:
         return []
     classes = made["classes"]
     counts = Counter({(label, predicted): count for label, predicted, count in made["confusion"]})
     wrong = Counter({pair: count for pair, count in counts.items() if pair[0] != pair[1]})
-    drawn = [f"<h2>Errors</h2><p>After epoch {number(made['epoch'])}, {wrong.total():,} of {counts.total():,} "
-             f"{images} are classified wrongly.</p>", '<div class="side">']
+    drawn = [f"<h2>Errors</h2><p>After epoch {number(made['epoch'])}{', the best' * is_best}, {wrong.total():,} of "
+             f"{counts.total():,} {images} are classified wrongly.</p>", '<div class="side">']
     totals = heat_map.class_totals(counts)
     pairs = html_table([{"true class": classes[label], "predicted as": classes[predicted], "images": count,
                          "of the class": f"{count / totals[label]:.1%}"}
@@ -257,10 +257,12 @@ def samples(run: RunData) -> list[str]:
     if not names or not picture.is_file():
         return []
     source = f"data:image/jpeg;base64,{base64.b64encode(picture.read_bytes()).decode()}"
-    after = html.escape(run.flags["augmentation"])
+    after = prose(", ".join(f"--{name}={value}" for name in AUGMENTATIONS
+                            if (value := run.flags.get(name, "")) not in ("", "none", "0", "0.0")))
     cut = [f'<figure><div role="img" aria-label="{html.escape(name)}" style="background-position:'
            f'{100 * (index % COLUMNS) / (COLUMNS - 1):.2f}% {100 * (index // COLUMNS) / (ROWS - 1):.2f}%"></div>'
            f"<figcaption>{html.escape(name)}</figcaption></figure>" for index, name in enumerate(names)]
-    return ["<h2>Training images</h2>", f"<p>The first images of the training, after augmentation '{after}'.</p>",
+    return ["<h2>Training images</h2>",
+            f"<p>The first images of the training as the model sees them{f', after {after}' * bool(after)}.</p>",
             f'<div class="pictures cut" style="--all:url({source});--size:{100 * COLUMNS}% {100 * ROWS}%">'
             f'{"".join(cut)}</div>']

@@ -13,6 +13,7 @@ from reporting.heat_map import class_totals
 from reporting.page import duration, prose
 from reporting.run_data import RunData
 
+BINARY = "binary_cross_entropy"
 STORAGE_LIMITS = 0.05  # share of step time spent waiting for storage, from which a sentence says so
 
 
@@ -29,11 +30,25 @@ def result(run: RunData) -> str:
     images = f"{plural(samples := validation_samples(run), 'validation image')} of {data}"
     five = ", top-5 the share of those whose class is among the five most probable" * run.has_top5
     most, of = most_frequent(run)[1:]
-    verdict = against_guessing(now[metric.VAL_TOP1], samples, most / of) if of else ""
+    verdict = against_guessing(run.shown[metric.VAL_TOP1], samples, most / of) if of else ""
     guesses = f" This is <b>{verdict}</b>." if verdict else ""
     return (f"{model} {'was' if run.summary else 'has been'} trained for {number(epochs)} epoch{'s' * (epochs != 1)} "
             f"with batch size {number(batch)} on {plural(run.workers, 'worker')}, in {duration(now['seconds'])}. Top-1 "
             f"is the share of the {images} whose most probable class is the right one{five}.{guesses}")
+
+
+def mixes(run: RunData) -> bool:
+    """Whether training images are mixed, so that training's top-1 is that of one of two labels."""
+    return any(float(run.flags.get(name, 0)) for name in ("mixup", "cutmix"))
+
+
+def losses(run: RunData) -> list[str]:
+    """Returns a sentence on what the training loss has that the validation loss has not, if there is anything."""
+    is_binary, smoothing = run.flags.get("loss") == BINARY, float(run.flags.get("label_smoothing", 0))
+    parts = ["binary cross-entropy" if is_binary else "cross-entropy"]
+    parts += [f"with label smoothing of {smoothing:g}"] * (smoothing > 0) + ["over mixed images"] * mixes(run)
+    return [f"The training loss is {', '.join(parts)}; the validation loss is plain cross-entropy, so the two do not "
+            "compare."] if is_binary or len(parts) > 1 else []
 
 
 def validation_samples(run: RunData) -> int:

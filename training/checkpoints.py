@@ -2,8 +2,8 @@
 
 A checkpoint has TensorFlow's own format: `variables.index` and `variables.data-…`, with a checksum per tensor, so that
 damage is detected. One of the tensors holds the training's progress. A checkpoint is written under a temporary name,
-flushed to disk, and renamed. `best` leads to the one of the best evaluation so far. That is saved even if no checkpoint
-is due, as an extra one, which is removed when there is a better one.
+flushed to disk, and renamed. `best` leads to the one of the best evaluation so far, whose outcomes it holds. That is
+saved even if no checkpoint is due, as an extra one, which is removed when there is a better one.
 """
 import contextlib
 import dataclasses
@@ -21,10 +21,13 @@ from common.flags import defaults
 from plan.output_dir import from_weights
 from plan.settings import Recipe
 from plan.values import same
+from training.outcomes import Outcomes
 from training.restoring import (
     DESCRIPTION,
     MEANING,
+    OUTCOMES,
     Damaged,
+    best_outcomes,
     check_fit,
     check_meaning,
     describe,
@@ -97,23 +100,28 @@ class Checkpoints:
                 raise UserError(f"{path} is a checkpoint of another training: {name} was {theirs} and is now {ours}; "
                                 f"{instead}, or start over with --resume=never")
 
-    def save(self, snapshot: Snapshot, epoch: float, top1: float | None = None) -> None:
-        """Waits for the previous write, then starts to write a snapshot. top1: of the evaluation just made, if any."""
+    def save(self, snapshot: Snapshot, epoch: float, top1: float | None = None, outcomes: Outcomes | None = None
+             ) -> None:
+        """Waits for the previous write, then starts to write a snapshot.
+
+        top1, outcomes: of the evaluation just made, if any.
+        """
         self.wait()
         best = snapshot.progress.best
         if best and (best["epoch"], best["top1"]) == (epoch, top1):
-            self.save_best(snapshot, epoch, top1, is_extra=False)
+            self.save_best(snapshot, epoch, top1, outcomes, is_extra=False)
         else:
             self._writer.submit(self._write_best)
             self._writing = self._writer.submit(self._write, snapshot, epoch, top1)
 
-    def save_best(self, snapshot: Snapshot, epoch: float, top1: float, is_extra: bool = True) -> None:
+    def save_best(self, snapshot: Snapshot, epoch: float, top1: float, outcomes: Outcomes | None = None,
+                  is_extra: bool = True) -> None:
         """Writes a snapshot of the best evaluation so far as soon as the disk is free. Training does not wait for that.
 
         One snapshot at most waits in memory: a better one replaces it. If it cannot be written, it is tried again
         before the next one. is_extra: whether no checkpoint is due.
         """
-        self._unwritten = [(snapshot, epoch, top1, is_extra)]
+        self._unwritten = [(snapshot, epoch, top1, outcomes, is_extra)]
         self._writing = self._writer.submit(self._write_best)
 
     @property
@@ -162,20 +170,21 @@ class Checkpoints:
         unwritten.clear()
         return True
 
-    def _write(self, snapshot, epoch, top1, is_extra=False) -> bool:
+    def _write(self, snapshot, epoch, top1, outcomes=None, is_extra=False) -> bool:
         path = self._path(snapshot.progress.step)
         described = {"meaning": MEANING, "recipe": self._recipe, "classes": self._classes, "epoch": epoch, "top1": top1,
                      "is_extra": is_extra, "progress": dataclasses.asdict(snapshot.progress)}
         before = self._about(path)
         if top1 is None and before and before["progress"]["evaluations"] == snapshot.progress.evaluations:
             described |= {"epoch": before["epoch"], "top1": before["top1"]}  # the same state, after its evaluation
+            outcomes = best_outcomes(self._folder.parent, described)
         try:
             self._flush()
-            write(path, snapshot.tensors, described)
+            write(path, snapshot.tensors | ({OUTCOMES: tf.stack(outcomes)} if outcomes else {}), described)
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(_scratch(path), ignore_errors=True)
             if self.newest and full_disk(error) and any(self._remove_old(kept) for kept in reversed(range(KEPT))):
-                return self._write(snapshot, epoch, top1, is_extra)
+                return self._write(snapshot, epoch, top1, outcomes, is_extra)
             stands = f"the newest checkpoint is {self.newest.name}" if self.newest else "there is no earlier one"
             complain(f"the checkpoint {path} could not be written: {one_line(error)[:200]}; {stands}")
             return False

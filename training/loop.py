@@ -143,7 +143,7 @@ def evaluate_after(interval: Interval, setup: Setup, results: Results, recovery:
     reason, most = early_end(setup), setup.settings.run.stop_below_expected
     is_planned = interval.end == setup.plan.steps  # to be the last
     goes_on = not (reason or is_planned)
-    recovery.after_evaluation(interval.epoch, top1_of(row), is_last=not goes_on)
+    recovery.after_evaluation(interval.epoch, top1_of(row), result.outcomes, is_last=not goes_on)
     if reason and not is_planned and world.rank == 0:
         complain(f"{reason}, so training ends at epoch {interval.epoch:g} of {setup.plan.epochs:g}{rate_left(setup)}")
     if goes_on and None not in (expected, most) and top1_of(row) < expected - most / 100:

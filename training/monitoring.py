@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from common.errors import complain, reason
 from common.run_folder import TENSORBOARD, RunFolder
+from data import mixing
 from data.pipeline import DecoderSettings
 from hints.before import on_plan
 from model_zoo.cost import counted
@@ -50,15 +51,28 @@ def forecast(setup: Setup) -> list[str]:
 
 
 def training_images(setup: Setup, number: int, largest: int) -> tuple[np.ndarray, list[str]]:
-    """Returns the first images of the training after augmentation, uint8 (number, size, size, 3), and their classes.
+    """Returns the first images of the training as it sees them, uint8 (number, size, size, 3), and their classes.
 
-    It uses an input pipeline of its own, on the CPU. Larger images are shrunk to `largest` pixels.
+    Mixed images have both classes and their weights. It uses an input pipeline of its own, on the CPU. Larger images
+    are shrunk to `largest` pixels. number: even.
     """
     feed = dataclasses.replace(setup.feed, shard=0, shards=1, device=DecoderSettings())
     size = min(setup.plan.phases[0].image_size or feed.image_size, largest)
     with feed.train(0, 1, number, number, image_size=size) as batches:
-        images, labels, *_ = next(batches)
-    return images.numpy(), [setup.feed.dataset.classes[label] for label in labels.numpy().flat]
+        images, labels, *rows = next(batches)
+    names = [setup.feed.dataset.classes[label] for label in labels.numpy().flat]
+    if not rows:
+        return images.numpy(), names
+    mixed = tf.cast(tf.round(mixing.mixed(images, *rows)), tf.uint8).numpy()
+    return mixed, [shares(name, names[index ^ 1], float(weight))
+                   for index, (name, weight) in enumerate(zip(names, mixing.label_weight(*rows), strict=True))]
+
+
+def shares(own: str, other: str, weight: float) -> str:
+    """Returns the label of a mixed image, the larger share first. weight: of its own class."""
+    if weight < 0.5:
+        own, other, weight = other, own, 1 - weight
+    return own if own == other or weight >= 0.995 else f"{own} {weight:.0%}, {other} {1 - weight:.0%}"
 
 
 class Profile(Observer):

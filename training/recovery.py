@@ -2,6 +2,7 @@
 import enum
 import time
 
+from common import metric
 from common.activity import OBSERVERS, activity
 from common.errors import Stopped, UserError, complain, plural
 from common.run_folder import CHECKPOINTS, SUMMARY, RunFolder
@@ -14,10 +15,12 @@ from plan.values import Every
 from training.build import Setup
 from training.checkpoints import Checkpoints
 from training.divergence import Diverged, WeightsDiffer
+from training.outcomes import Outcomes
+from training.restoring import best_outcomes
 from training.state import Progress, Snapshot
 from training.step import Signals
 from training.stopping import StopRequest
-from training.summary import divergence_json, milestones
+from training.summary import divergence_json, milestones, of_classes
 from training.weight_check import difference, not_finite
 
 
@@ -102,7 +105,7 @@ class Recovery:
         self._schedule.record_save(self._position)
         self._stop.start_training()
         if setup.settings.run.on_divergence == "rollback" and not setup.state.progress.step:
-            self._save(epoch=0)
+            self._save()
 
     def signals(self) -> Signals:
         """Returns this worker's signals for a step."""
@@ -128,12 +131,12 @@ class Recovery:
         if not before_evaluation:
             self._save_if_due(signals.can_save)
 
-    def after_evaluation(self, epoch: float, top1: float, is_last: bool) -> None:
+    def after_evaluation(self, epoch: float, top1: float, outcomes: Outcomes, is_last: bool) -> None:
         """Saves or commits, if due; also saves the best evaluation so far. Collective: every rank must call it.
 
         Raises UserError if the training's last checkpoint cannot be written. is_last: whether training ends here.
         """
-        self._save_if_due(is_last or self._setup.world.any(self._is_possible_now())[0], epoch, top1)
+        self._save_if_due(is_last or self._setup.world.any(self._is_possible_now())[0], (epoch, top1, outcomes))
         if is_last:
             self._wait("the last checkpoint could not be written; see the line above, and run the same command again")
 
@@ -181,8 +184,8 @@ class Recovery:
             self._record_end(problem, before)
             tried = f", after {before.rollbacks} rollbacks" if before.rollbacks else ""
             cures = "; ".join(hint.words for hint in after_divergence(problem, self._setup.settings))
-            raise UserError(f"{problem}{tried}; the last good checkpoint: {newest or 'none'}; {cures}",
-                            on_all_ranks=True)
+            said = f"{problem}{tried}", f"the last good checkpoint: {newest or 'none'}", cures
+            raise UserError(*(said if world.rank == 0 else ()), on_all_ranks=True)
         with world.raise_on_all_ranks():
             snapshot = self._checkpoints and self._checkpoints.load(state.variables)
         state.broadcast(snapshot, world)
@@ -214,25 +217,28 @@ class Recovery:
         """Returns what summary.json says of the evaluations. On other ranks than 0, it names no checkpoint."""
         progress = self._setup.state.progress
         best = self._checkpoints and self._checkpoints.of(progress.best)
-        return milestones(progress, self._setup.settings.run.target_top1, best and f"{CHECKPOINTS}/{best.name}")
+        outcomes = self._checkpoints and best_outcomes(self._folder.path, progress.best)
+        of_best = of_classes(outcomes, self._setup.feed.dataset) if outcomes else {}
+        return milestones(progress, self._setup.settings.run.target_top1, best and f"{CHECKPOINTS}/{best.name}"
+                          ) | {f"{metric.BEST}{name}": value for name, value in of_best.items()}
 
-    def _save_if_due(self, is_asked: bool, epoch: float | None = None, top1: float | None = None) -> None:
+    def _save_if_due(self, is_asked: bool, evaluation: tuple[float, float, Outcomes] | None = None) -> None:
         """Saves if asked, or if it is due by epochs, and commits if due. Collective: every rank must call it.
 
-        epoch, top1: of the evaluation just made, if any. The best one so far is saved in any case.
+        evaluation: epoch, top1 and outcomes of that just made, if any. The best one so far is saved in any case.
         """
         due = Due.NOW if is_asked else None
         if not is_asked and self._schedule.epochs_have_passed(self._position):
             answer = self._checkpoints and self._schedule.by_epochs(self._checkpoints.is_writing)
             due = self._setup.world.broadcast(answer, "due")
         if due is Due.NOW:
-            self._save(epoch, top1)
+            self._save(evaluation)
         elif due:
             self._schedule.record_unsaved(self._position, due)
-        if due is not Due.NOW and epoch is not None and self._setup.state.progress.best["epoch"] == epoch:
+        if due is not Due.NOW and evaluation and self._setup.state.progress.best["epoch"] == evaluation[0]:
             snapshot = self.snapshot()
             if self._checkpoints:
-                self._checkpoints.save_best(snapshot, epoch, top1)
+                self._checkpoints.save_best(snapshot, *evaluation)
         if self._commit_is_due():
             self.committed = self.snapshot()
             self._hosts.check_host_updates()
@@ -240,11 +246,11 @@ class Recovery:
     def _commit_is_due(self) -> bool:
         return self._hosts is not None and self._setup.state.progress.step % COMMIT_STEPS == 0
 
-    def _save(self, epoch: float | None = None, top1: float | None = None) -> None:
+    def _save(self, evaluation: tuple[float, float, Outcomes] | None = None) -> None:
         self._schedule.record_save(self._position)
         snapshot = self.snapshot()
         if self._checkpoints:
-            self._checkpoints.save(snapshot, self._schedule.epoch if epoch is None else epoch, top1)
+            self._checkpoints.save(snapshot, *(evaluation or (self._schedule.epoch,)))
 
     def snapshot(self) -> Snapshot:
         """Returns a snapshot of the state. Collective: every rank must call it.

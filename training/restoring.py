@@ -20,6 +20,7 @@ from data.dataset import IMAGENET_MEAN, IMAGENET_STD
 from model_zoo.applications import load_pretrained
 from model_zoo.layers import last_layer
 from model_zoo.weights import damage
+from training.outcomes import Outcomes
 from training.state import INPUT, model_variables, named
 from training.weight_check import GROUPS
 
@@ -30,6 +31,7 @@ from training.weight_check import GROUPS
 MEANING = 4
 ALIKE = 0.01  # relative difference of two means over the same images, at most
 DESCRIPTION = "description"  # name of the tensor that holds, as JSON, everything except the variables
+OUTCOMES = "outcomes"  # name of the tensor that holds those of the best evaluation, (fields of Outcomes, samples)
 FILES = "variables.index", "variables.data-00000-of-00001"
 NONE_READABLE = "{flag}: {path} contains no readable checkpoint; give the folder RUN/checkpoints of a training run"
 
@@ -41,7 +43,7 @@ class Damaged(Exception):
 def read(path: Path) -> tuple[dict, dict]:
     """Returns (tensors by name, description) of a checkpoint folder. Raises Damaged, and OSError as `_opened`."""
     with _opened(path) as reader:
-        names = [name for name in reader.get_variable_to_shape_map() if name != DESCRIPTION]
+        names = [name for name in reader.get_variable_to_shape_map() if name not in (DESCRIPTION, OUTCOMES)]
         return {name: reader.get_tensor(name) for name in names}, _description(reader)
 
 
@@ -49,6 +51,18 @@ def describe(path: Path) -> dict:
     """Returns the description in a checkpoint folder: everything except the variables. Raises as `read`."""
     with _opened(path) as reader:
         return _description(reader)
+
+
+def best_outcomes(run: Path, best: dict | None) -> Outcomes | None:
+    """Returns the outcomes of a run's best evaluation, or None if its checkpoint is not on disk or lacks them.
+
+    best: that evaluation: epoch, top1.
+    """
+    with contextlib.suppress(Damaged, OSError), _opened(followed(run / CHECKPOINTS / "best")) as reader:
+        described = _description(reader)
+        if best and all(described[name] == best[name] for name in ("epoch", "top1")) and reader.has_tensor(OUTCOMES):
+            return Outcomes(*reader.get_tensor(OUTCOMES))
+    return None
 
 
 def _description(reader) -> dict:

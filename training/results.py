@@ -1,4 +1,5 @@
 """A step, and its results, which arrive while the next step runs."""
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -64,8 +65,8 @@ class Results(AbstractContextManager):
         """Waits for the results of all steps except the last `leaving`, and notifies the observers.
 
         Returns the signals that any worker has set in these steps. Raises Diverged for the first step that diverged, on
-        all workers at once. An observer's exception is raised on rank 0 alone, which ends the job (distributed.lost);
-        UserObserver lets none through.
+        all workers at once; observers see that step if its loss is a number. An observer's exception is raised on rank
+        0 alone, which ends the job (distributed.lost); UserObserver lets none through.
         """
         setup, noise = self._setup, self._setup.state.noise
         signals = NO_SIGNALS
@@ -77,15 +78,17 @@ class Results(AbstractContextManager):
             waits = self.times.add_timed(seconds, (data + storage, exchange)) if step.timed else {}
             if noise:
                 noise.add(step.batch_size, step.micro_batch_size, result.norms, result.squares)
-            if problem := setup.divergence(result.loss, result.norms):
-                raise Diverged(problem, step.number, step.epoch, step.learning_rate)
+            problem = setup.divergence(result.loss, result.norms)
             update = Update(
                 step.number, step.epoch, batch_size=step.batch_size, learning_rate=step.learning_rate,
                 momentum=step.momentum, loss=result.loss, top1=result.top1, waits=waits,
                 layers={} if step.number else setup.layers())
-            with activity.during(OBSERVERS):
-                for observer in self.observers:
-                    observer.step(update)
+            if not problem or math.isfinite(result.loss):
+                with activity.during(OBSERVERS):
+                    for observer in self.observers:
+                        observer.step(update)
+            if problem:
+                raise Diverged(problem, step.number, step.epoch, step.learning_rate)
             signals |= Signals(*result.signals)
         return signals
 

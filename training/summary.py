@@ -5,18 +5,23 @@ from distributed.world import World
 from training.by_class import averages, by_class, effective_samples, weakest
 from training.divergence import Diverged
 from training.evaluate import EvaluationResult
+from training.outcomes import Outcomes
 from training.state import Progress
 
 
 def summary_json(result: EvaluationResult, dataset: Dataset, epochs: float, batch_size: int, world: World,
                  images_per_second: float, seconds: float) -> dict:
     """Returns the content of summary.json, from the last evaluation."""
-    rows = by_class(*result.outcomes.pairs, dataset.classes)
-    return result.metrics | averages(rows) | {
-        metric.BALANCED_SAMPLES: effective_samples(rows),
-        metric.WEAKEST_CLASSES: [] if dataset.is_synthetic else weakest(rows),
+    return result.metrics | of_classes(result.outcomes, dataset) | {
         "train_samples": dataset.train.samples, "epochs": epochs, "global_batch_size": batch_size,
         "world_size": world.size, "images_per_second": images_per_second, "seconds": seconds}
+
+
+def of_classes(outcomes: Outcomes, dataset: Dataset) -> dict:
+    """Returns what summary.json says of the classes. outcomes: of the validation samples."""
+    rows = by_class(*outcomes.pairs, dataset.classes)
+    return averages(rows) | {metric.BALANCED_SAMPLES: effective_samples(rows),
+                             metric.WEAKEST_CLASSES: [] if dataset.is_synthetic else weakest(rows)}
 
 
 def milestones(progress: Progress, target_top1: float | None, checkpoint: str | None) -> dict:

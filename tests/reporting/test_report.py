@@ -244,8 +244,8 @@ def test_a_run_of_another_form_is_refused_with_both_versions(tmp_path):
 
 
 def test_the_average_of_the_weights_has_curves_of_its_own(tmp_path):
-    rows = [row(epoch, ema_val_loss=1.0, ema_val_top1=0.6125, ema_val_top5=0.8, views_val_top1=0.70) for epoch in
-            (1, 2, 3)]
+    rows = [row(epoch, ema_val_loss=1.0, ema_val_top1=top1, ema_val_top5=0.8, views_val_top1=0.70)
+            for epoch, top1 in ((1, 0.6), (2, 0.605), (3, 0.6125))]
     page = page_of(whole(tmp_path / "run", rows=rows))
     assert page.count("average of the weights: 1 (epoch 2)") == 1 and "top-1 of the average, last epoch61%" in page
     assert "average of the weights, top-1: 61.25% (epoch 3)" in page

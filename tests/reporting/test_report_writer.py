@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import ROOT
 from PIL import Image
 
@@ -26,9 +27,10 @@ from reporting import about, outcomes, report_writer
 from reporting.report_writer import ReportWriter
 from reporting.run_log import RunLog
 from tests.rigs.run_files import flags_text, plan, row
+from training.checkpoints import Checkpoints
 from training.observer import Evaluation, RunInfo, Update
 from training.outcomes import Outcomes
-from training.state import Progress
+from training.state import Progress, Snapshot
 
 RECIPE = ROOT / "recipes" / "sony_1811.05233" / "table3-experiment1.flags"
 
@@ -89,7 +91,8 @@ def test_the_figures_of_each_class_are_in_a_table(info, found):
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_the_figures_of_an_evaluation_that_was_taken_back_go(is_resumed, evaluated, kept, info, found):
     """By a rollback, or a resume, to a checkpoint with one evaluation or with both."""
-    progress = Progress(step=9, evaluated=evaluated, evaluations=evaluated // 1000)
+    best = {"epoch": evaluated // 1000, "top1": row(evaluated // 1000)["val_top1"], "seconds": 1.0}
+    progress = Progress(step=9, evaluated=evaluated, evaluations=evaluated // 1000, records=[best])
     files = RunFolder(info.folder)
     observers = RunLog(files), ReportWriter(files)
     for observer in observers:
@@ -114,6 +117,34 @@ def test_the_figures_of_an_evaluation_that_was_taken_back_go(is_resumed, evaluat
     made = [RunFolder(info.folder).read("outcomes.json").get("epoch"), (info.folder / "classes.csv").exists()]
     assert made == [kept, bool(kept)]
     assert ("Confusion" in (info.folder / "report.html").read_text()) == bool(kept)
+
+
+def test_the_figures_are_those_of_the_best_evaluation_also_after_a_resume(info, found):
+    """The second of three is the best; then training goes on from the first, whose outcomes its checkpoint has."""
+    files, other = RunFolder(info.folder), found._replace(predicted=found.labels)  # which has no errors
+    first, second, third = (row(epoch, val_top1=top1) for epoch, top1 in ((1, 0.5), (2, 0.75), (3, 0.625)))
+    writer = ReportWriter(files)
+    writer.start(info)
+    for one, given in ((first, found), (second, other), (third, found)):
+        files.append("metrics.jsonl", one)
+        writer.evaluation(Evaluation(one, {}, {}, given))
+    writer.close()
+    made = files.read("outcomes.json")
+    assert made["epoch"] == 2 and not made["worst"] and sum(label == of for label, of, _ in made["confusion"]) == 10
+    page = (info.folder / "report.html").read_text()
+    assert "validation top-1, best, epoch 2</dt><dd>75%" in page and "last epoch</dt><dd>62%" in page
+    assert "After epoch 2, the best, 0 of 360 validation images are classified wrongly" in page
+    best = {"epoch": 1, "top1": 0.5, "seconds": 1.0}
+    checkpoints = Checkpoints(info.folder / "checkpoints", {})
+    checkpoints.save(Snapshot({"a": tf.zeros(3)}, Progress(step=4, records=[best])), 1, 0.5, found)
+    assert checkpoints.wait()
+    writer = ReportWriter(RunFolder(info.folder))
+    writer.start(replace(info, progress=Progress(step=4, evaluated=1000, evaluations=1, records=[best])))
+    writer.close()
+    made = files.read("outcomes.json")
+    assert made["epoch"] == 1 and len(made["worst"]) == 12
+    with (info.folder / "classes.csv").open(newline="") as file:
+        assert sum(int(one["correct"]) for one in csv.DictReader(file)) == 240
 
 
 def test_the_pictures_are_those_of_the_samples(found, digits, digit_records, in_format):
@@ -289,7 +320,7 @@ def test_drawings_that_wait_are_dropped_and_training_does_not(info, found, monke
     writer.start(info)
     assert is_blocked.wait(300)
     for epoch in range(1, 29):
-        writer.evaluation(Evaluation({"epoch": epoch / 10}, {}, {}, found))
+        writer.evaluation(Evaluation(row(epoch / 10), {}, {}, found))
     assert drawn == [None]
     is_released.set()
     writer.close()
@@ -305,7 +336,7 @@ def test_drawings_are_seconds_apart(info, found, monkeypatch):
     writer.start(info)
     for epoch in (1, 2):
         assert is_drawn.acquire(timeout=300)
-        writer.evaluation(Evaluation({"epoch": epoch}, {}, {}, found))
+        writer.evaluation(Evaluation(row(epoch), {}, {}, found))
     assert is_drawn.acquire(timeout=300) and drawn[2] - drawn[1] >= 0.5
     writer.close()
     assert len(drawn) == 3
@@ -347,7 +378,8 @@ def test_a_training_that_ends_early_says_why(info, capsys):
     except ValueError:
         writer.close()
     page = (info.folder / "report.html").read_text()
-    assert "training diverged at &lt;step 3&gt;" in page and "refresh" not in page and not capsys.readouterr().err
+    assert "training diverged at &lt;step 3&gt;" in page and "refresh" not in page
+    assert capsys.readouterr().err == f"report: {info.folder}/report.html\n"
 
 
 def test_single_updates_are_logged_and_taken_back(info):

@@ -46,6 +46,20 @@ def test_the_terminal_names_the_weakest_classes():
     assert line.startswith("weakest classes by the average of the weights: cat: 12.5% (1 of 8); ")
 
 
+def test_the_terminal_leads_with_the_best_evaluation():
+    """By hand: 540 and 618 of 1,000. The classes are those of the best, whose checkpoint is on disk or not."""
+    one, other = ({"class": name, "images": 8, "correct": 1, "recall": 1 / 8} for name in ("cat", "dog"))
+    best = {"best_top1": 0.618, "best_epoch": 13, "epochs": 80, "best_checkpoint": "checkpoints/step-00000013",
+            "best_weakest_classes": [other], "best_balanced_top1": 0.5, "best_balanced_samples": 1000.0}
+    lines = result_lines(summary(540, [one]) | best, 10)
+    assert lines[0] == ("best validation, at epoch 13 of 80: top-1 61.80% (618 of 1000, 95% interval 58.7% to 64.8%), "
+                        "kept in checkpoints/best")
+    assert lines[1].startswith("last validation: top-1 54.00% (the first guess is right for 540 of 1000, ")
+    assert lines[2].startswith("weakest classes of the best: dog: 12.5% (1 of 8); ") and lines[2].endswith(" 50.0%")
+    assert not result_lines(summary(540) | best | {"best_checkpoint": None}, 10)[0].endswith("best")
+    assert result_lines(summary(540, [one]) | best | {"best_top1": 0.54}, 10)[0].startswith("validation: top-1 54.00% ")
+
+
 def test_the_result_fits_the_terminal(monkeypatch, capsys):
     """Elsewhere, each line stays whole."""
     first = {"class": "a class with a long name", "images": 8, "correct": 1, "recall": 1 / 8}
@@ -95,7 +109,7 @@ def test_the_report(top1, says, tmp_path):
 
 
 def test_each_figure_of_the_result_stands_once(tmp_path):
-    """58 % of 79 images, and SciPy's interval: 47.2 to 68.5 %. 41 of 79 are of the largest class."""
+    """51 of 79 images, and SciPy's interval: 53.6 to 74.2 %. 41 of 79 are of the largest class."""
     rows = [row(epoch, val_top1=right / 79, train_top1=0.98) for epoch, right in ((1, 20), (2, 51), (3, 46))]
     folder = whole(tmp_path / "run", rows=rows)
     for name, changed in {"run.json": {"dataset": {"validation_samples": 79}}, "summary.json": {"val_samples": 79},
@@ -106,8 +120,8 @@ def test_each_figure_of_the_result_stands_once(tmp_path):
     page = write_report(folder).read_text()
     tiles = re.search(r'<dl class="tiles">(.*?)</dl>', page)[1]
     assert re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>(?:<dd>(.*?)</dd>)?", tiles) == [
-        ("validation top-1, last epoch", "58%", "95% interval 47.2% to 68.5%"), ("best, epoch 2", "65%", ""),
-        ("train minus validation", "+40 points", ""), ("guessing", "52%", "always naming class 0"),
+        ("validation top-1, best, epoch 2", "65%", "95% interval 53.6% to 74.2%"), ("last epoch", "58%", ""),
+        ("train minus validation", "+33 points", ""), ("guessing", "52%", "always naming class 0"),
         ("images/s", "125", "")]
     first_screen = page[page.index("<h1>"):page.index("<h2")]
     assert [first_screen.count(figure) for figure in ("58", "65%", "52%", "50%", "30 s")] == [1, 1, 1, 0, 1]

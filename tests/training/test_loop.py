@@ -60,7 +60,7 @@ class Recovery:
     def after_step(self, signals, before_evaluation):
         self.acted.append((self.progress.step, signals, before_evaluation))
 
-    def after_evaluation(self, epoch, top1, is_last):
+    def after_evaluation(self, epoch, top1, outcomes, is_last):
         pass
 
 
