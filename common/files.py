@@ -256,6 +256,13 @@ def in_memory(size: int) -> str | None:
     return MEMORY if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 10 * size else None
 
 
+def cache_folder() -> Path:
+    """Returns the user's cache of this program, which it creates. Raises OSError, and RuntimeError without a home."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bigbatch"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def private_folder(place) -> Path:
     """Returns the folder of this user in a place where other users can write, and creates it if it does not exist.
 

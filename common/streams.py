@@ -86,6 +86,13 @@ def redirected(number: int, target: int) -> Iterator[int]:
         os.close(ours)
 
 
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Drops what this process and its libraries print on standard error."""
+    with open(os.devnull, "w") as nothing, redirected(2, nothing.fileno()):
+        yield
+
+
 def close_cout() -> None:
     """Drops what C++ libraries print on std::cout, unless the environment asks for TensorFlow's or Horovod's messages.
 

@@ -156,6 +156,12 @@ class Listing:
         validation.left_out = {}
         return train, validation
 
+    def without(self, numbers: np.ndarray, why: str) -> "Listing":
+        """Returns the other images. Those of these numbers are left out. why: what they are."""
+        part = self._chosen(np.setdiff1d(np.arange(len(self)), numbers))
+        part.left_out = self.left_out | {why: [self.files[number] for number in numbers]}
+        return part
+
     def _chosen(self, numbers) -> "Listing":
         part = copy.copy(self)
         part.files = [self.files[number] for number in numbers]

@@ -117,6 +117,14 @@ class Split:
             return replace(self, paths=paths, indexes=tuple(pool.map(self.kind.read_index, paths)),
                            checksums=tuple(pool.map(checksums.of_images, paths)))
 
+    def without(self, samples: np.ndarray, why: str) -> "Split":
+        """Returns a folder of images without these. why: what they are. Raises UserError if none are left."""
+        [listing] = self.entries
+        kept = listing.without(samples, why)
+        if not len(kept) and len(listing):
+            raise UserError(f"--data_dir: {self.paths[0]} contains no images but {len(listing):,} {why}")
+        return replace(self, file_samples=(len(kept),), indexes=(kept,))
+
     def moved(self, source: Path, target: Path) -> "Split":
         return replace(self, paths=tuple(target / path.relative_to(source) for path in self.paths))
 

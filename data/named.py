@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from common.errors import UserError, one_line
-from common.files import ignore_unsupported
+from common.files import cache_folder, ignore_unsupported
 from common.flags import say_what_is_hidden
 from data import class_folders, sources
 from data.dataset import Dataset, open_dataset
@@ -48,8 +48,7 @@ def built_in(name: str) -> Path:
     the others delete theirs.
     """
     try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bigbatch"
-        cache.mkdir(parents=True, exist_ok=True)
+        cache = cache_folder()
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         raise UserError(f"the built-in dataset needs a folder: {one_line(error).rstrip('.')}; set XDG_CACHE_HOME "
                         "to one that can be written") from None

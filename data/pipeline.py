@@ -181,11 +181,15 @@ def _padded(images, corner, transform):
                     fill_values=colour)
 
 
-def decoder(augmentation: Augmentation):
-    """Builds a pipeline that decodes the images given to its input `encoded`, one or two at a time, on the CPU."""
+def decoder(augmentation: Augmentation, batch_size: int = 2, threads: int = 1):
+    """Builds a pipeline that decodes the images given to its input `encoded` on the CPU.
+
+    batch_size: number of images at a time, at most.
+    """
     from nvidia.dali import Pipeline, fn
 
-    pipeline = Pipeline(batch_size=2, num_threads=1, device_id=None, exec_async=False, exec_pipelined=False)
+    pipeline = Pipeline(
+        batch_size=batch_size, num_threads=threads, device_id=None, exec_async=False, exec_pipelined=False)
     with pipeline:
         encoded, transform = fn.external_source(name="encoded"), Transform(0, augmentation)
         pipeline.set_outputs(decoded(encoded, used_part(encoded, None, transform), transform))

@@ -128,7 +128,7 @@ def write_tflite(trained: Trained, path: Path, tflite: str) -> None:
     converter = tf.lite.TFLiteConverter.from_concrete_functions([call], trained.model)
     converter.optimizations = [tf.lite.Optimize.DEFAULT] if tflite == "dynamic_range" else []
     try:
-        with open(os.devnull, "w") as nowhere, streams.redirected(2, nowhere.fileno()):
+        with streams.silent():
             content = converter.convert()  # whose compiler prints statistics
     except ConverterError as error:
         raise NotWritten(f"TFLite cannot compute it: {one_line(error)[:200]}") from None

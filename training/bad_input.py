@@ -1,23 +1,29 @@
-"""Input errors during training, reported in one line, with the record's name if it is known."""
-import os
+"""Damaged images: left out of a folder before training, and errors in one line, with the record's name, during it."""
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
 
-from common.errors import UserError, reason
+from common.activity import startup
+from common.errors import UserError, complain, reason
 from common.files import stand_in
-from common.streams import redirected
+from common.screen import Counter
+from common.streams import silent
+from data import damaged
 from data.augmentation import AUGMENTATIONS
-from data.dataset import Split
+from data.dataset import Dataset, Split
+from data.image_files import left_out_line
 from data.pipeline import decoder
 from data.staging.spool import SpoolEnded
 from distributed.lost import is_lost
+from distributed.world import World
 from plan.plan import divisors
 
 NO_MEMORY = re.compile("ALLOC_FAILED|OUT_OF_MEMORY|[Oo]ut of memory|failed to allocate")  # of CUDA, cuDNN, cuBLAS
+DECODING = "decoding each image once"
 READ_AHEAD = 16  # batches; more than DALI and TensorFlow hold between the reader and the model
 
 
@@ -54,7 +60,7 @@ def input_reason(error, batches, read: int) -> str:
     damage = None
     if len(batches.samples) and "dali" in str(error).lower():
         first = read % len(batches.samples)
-        with open(os.devnull, "w") as nothing, redirected(2, nothing.fileno()):  # DALI has printed a line before
+        with silent():  # DALI has printed a line before
             damage = first_damaged(batches.split, batches.samples[first:first + READ_AHEAD * batches.batch_size])
     if damage and batches.split.format == "folder":
         commands = batches.split.conversion("--format=tfrecord", "--verify")
@@ -81,3 +87,32 @@ def first_damaged(split: Split, samples: np.ndarray) -> str | None:
     except Exception:  # from DALI, LMDB or protocol buffers
         return f"{split.name(samples[done])} cannot be decoded"
     return None
+
+
+def without_damaged(dataset: Dataset, world: World) -> Dataset:
+    """Returns a folder of images without those that DALI cannot decode. Raises UserError and OSError on all ranks.
+
+    All workers decode the images that are new or have changed. Rank 0 names those that are left out.
+    """
+    names = [*dataset.train.names(), *dataset.validation.names()]
+    with startup.stage(DECODING):
+        with world.raise_on_all_ranks():
+            states = damaged.states(names) if world.rank == 0 else None
+            new = None if states is None else np.flatnonzero(~np.isin(states, damaged.remembered()))
+        new = world.broadcast(new, "new images")
+        own = new[world.rank::world.size]
+        counter = Counter(DECODING, len(own), "images", is_hidden=world.rank > 0)
+        with world.raise_on_all_ranks(), counter:
+            fails = damaged.are_damaged([names[number] for number in own], world.cores, counter.add)
+        found = np.sort(np.concatenate(world.gather(own[fails], "damaged images")))
+    if world.rank == 0 and len(new):
+        damaged.remember(states[np.setdiff1d(new, found)])
+    first = dataset.train.samples  # number of the first validation image
+    for name, samples in (("train", found[found < first]), ("validation", found[found >= first] - first)):
+        if len(samples):
+            split = getattr(dataset, name).without(samples, damaged.DAMAGED)
+            dataset = replace(dataset, **{name: split})
+            if world.rank == 0:
+                [path], [listing] = split.paths, split.entries
+                complain(*left_out_line(path, {damaged.DAMAGED: listing.left_out[damaged.DAMAGED]}))
+    return dataset

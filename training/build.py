@@ -30,6 +30,7 @@ from optim.muon import Share
 from plan.allreduce import AllreducePlan
 from plan.plan import LARGEST_MICRO_BATCH, Phase, Plan
 from plan.settings import Launch, Recipe, Settings
+from training.bad_input import without_damaged
 from training.batch_norm import ExactStatistics, MovingStatistics, Span
 from training.clock import batch_counts
 from training.divergence import divergence_reason
@@ -120,7 +121,8 @@ def share_dataset(dataset: Dataset, world: World) -> Dataset:
 
     The folder stays this worker's own: a built-in dataset is in each node's cache.
     """
-    return on_rank_0(world, dataset.with_indexes).moved_to(dataset.folder)
+    shared = on_rank_0(world, dataset.with_indexes).moved_to(dataset.folder)
+    return without_damaged(shared, world) if shared.format == "folder" else shared
 
 
 def stage_dataset(dataset: Dataset, recipe: Recipe, launch: Launch, world: World) -> Dataset:

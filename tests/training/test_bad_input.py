@@ -9,12 +9,14 @@ import pytest
 from conftest import DIGITS, ROOT, run
 
 from common.errors import UserError
+from data import damaged as damaged_images
 from data import formats, order
 from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
 from distributed.world import World
 from tests.rigs.making import record, write_class_folders, write_shards
+from tests.rigs.pictures import fill
 from training.bad_input import first_damaged, input_reason
 from training.evaluate import Evaluator
 
@@ -132,6 +134,40 @@ def test_training_ends_and_names_it(digits, tmp_path, kind, workers):
     assert any(f"{name} cannot be decoded" in line for line in errors)
     assert "Traceback" not in done.stderr
     assert "traceback" not in done.stderr and "dali_dataset_op" not in done.stderr  # that of DALI's graph
+
+
+@pytest.mark.trainings
+def test_damaged_photographs_of_a_folder_are_left_out_and_named(tmp_path, monkeypatch):
+    """On two workers; then nothing is decoded again, and the run is not continued with a photograph more."""
+    folder = fill(tmp_path / "mine", 12)
+    sound = (folder / "dog" / "0 ü.jpg").read_bytes()
+    for name, content in (("text.jpg", b"404"), ("half.jpg", sound[:300]), ("empty.jpg", b"")):
+        (folder / "dog" / name).write_bytes(content)
+    flags = (f"--data_dir={folder}", "--model=convnet", "--image_size=16", "--epochs=2", "--validation_fraction=0.25",
+             f"--output_dir={tmp_path}/run")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first = run("mpirun", 2, ROOT / "train.py", *flags)
+    assert first.returncode == 0, first.stderr
+    lines = [line for line in first.stderr.splitlines() if damaged_images.DAMAGED in line]
+    named = re.findall(r"dog/\w+\.jpg", "".join(lines))
+    assert sorted(named) == ["dog/empty.jpg", "dog/half.jpg", "dog/text.jpg"] and "libjpeg" not in first.stderr
+    about = json.loads((tmp_path / "run" / "run.json").read_text())["dataset"]
+    assert sorted(about["damaged"]) == sorted(f"{folder}/{name}" for name in named)
+    assert about["train_samples"] + about["validation_samples"] == 36
+    states = np.frombuffer((tmp_path / "cache" / "bigbatch" / "decoded").read_bytes(), "<u8")
+    assert len({*states.tolist()}) == len(states) == 36  # each sound one once
+    (folder / "dog" / "half.jpg").write_bytes(sound)
+    again = run("python", 1, ROOT / "train.py", *flags)
+    assert again.returncode == 1 and "train_samples was 23 and is now 24; " in again.stderr, again.stderr
+
+
+@pytest.mark.trainings
+def test_a_folder_of_damaged_photographs_alone_is_an_error(tmp_path):
+    folder = fill(tmp_path / "mine", 4)
+    for path in folder.glob("*/*.jpg"):
+        path.write_bytes(b"404")
+    done = run("python", 1, ROOT / "train.py", f"--data_dir={folder}", "--model=convnet", "--image_size=16")
+    assert done.returncode == 1 and "contains no images but " in done.stderr.splitlines()[-1]
 
 
 def test_dalis_stack_trace_is_shown_on_request(digits, tmp_path, monkeypatch):
