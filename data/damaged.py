@@ -18,7 +18,6 @@ from data.augmentation import Augmentation
 from data.image_files import THREADS
 from data.pipeline import decoder
 
-DAMAGED = "images that DALI cannot decode"
 REMEMBERED = 4_000_000  # images, of 8 bytes each
 MOST = 64  # images that are decoded at a time
 

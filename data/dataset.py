@@ -19,6 +19,7 @@ from common.errors import UserError
 from common.files import stand_in, start_of
 from data import checksums, class_folders, formats
 from data.class_names import distinct
+from data.image_files import DAMAGED
 from data.images import Rejected, check
 from data.set_aside import FRACTION, NOTHING, SetAside
 from data.staging.remote import Missing, RemotePath, is_remote, located
@@ -206,6 +207,13 @@ class Dataset:
     def is_synthetic(self) -> bool:
         """Whether the images are random numbers, which lie in no file."""
         return not self.validation.paths
+
+    @property
+    def damaged(self) -> list[str]:
+        """The images that a training leaves out of its folder, because DALI cannot decode them."""
+        return [f"{path}/{name}" for split in (self.train, self.validation) if split.format == "folder"
+                for path, listing in zip(split.paths, split.entries, strict=True)
+                for name in listing.left_out.get(DAMAGED, ())]
 
     @cached_property
     def class_counts(self) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -23,6 +23,7 @@ STARTS = {suffix: re.compile(start, re.DOTALL) for suffix, start in {  # of file
 THREADS = 32  # that read the starts of files, for network file systems
 NAMED = 3  # names in a line
 NO_IMAGE = "files that are no images"
+DAMAGED = "images that DALI cannot decode"
 HIDDEN = "hidden files, system files (such as Thumbs.db) and links that lead nowhere"
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from common import VERSION
 from common.version import ROOT, git_revision
-from data.damaged import DAMAGED
-from data.dataset import Dataset
 from plan import recipes
 from training.observer import RunInfo
 
@@ -27,16 +25,9 @@ def about(run: RunInfo) -> dict:
         "recipe": recipe(run.recipe), "origins": run.origins, "expected": run.expected and run.expected.points,
         "dataset": {"folder": str(data.folder), "format": data.format, "classes": len(data.classes),
                     "train_samples": data.train.samples, "validation_samples": data.validation.samples,
-                    "validation_content": data.validation_content, **left_out(data)},
+                    "validation_content": data.validation_content
+                    } | ({"damaged": data.damaged} if data.damaged else {}),
         "versions": versions(), "git": git_revision(ROOT)}
-
-
-def left_out(data: Dataset) -> dict[str, list[str]]:
-    """Returns the names of damaged images that a training leaves out of its folder, or nothing if there are none."""
-    names = [f"{path}/{name}" for split in (data.train, data.validation) if split.format == "folder"
-             for path, listing in zip(split.paths, split.entries, strict=True)
-             for name in listing.left_out.get(DAMAGED, ())]
-    return {"damaged": names} if names else {}
 
 
 def recipe(path: Path | None) -> dict | None:

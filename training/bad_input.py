@@ -15,7 +15,7 @@ from common.streams import silent
 from data import damaged
 from data.augmentation import AUGMENTATIONS
 from data.dataset import Dataset, Split
-from data.image_files import left_out_line
+from data.image_files import DAMAGED, left_out_line
 from data.pipeline import decoder
 from data.staging.spool import SpoolEnded
 from distributed.lost import is_lost
@@ -110,9 +110,9 @@ def without_damaged(dataset: Dataset, world: World) -> Dataset:
     first = dataset.train.samples  # number of the first validation image
     for name, samples in (("train", found[found < first]), ("validation", found[found >= first] - first)):
         if len(samples):
-            split = getattr(dataset, name).without(samples, damaged.DAMAGED)
+            split = getattr(dataset, name).without(samples, DAMAGED)
             dataset = replace(dataset, **{name: split})
             if world.rank == 0:
                 [path], [listing] = split.paths, split.entries
-                complain(*left_out_line(path, {damaged.DAMAGED: listing.left_out[damaged.DAMAGED]}))
+                complain(*left_out_line(path, {DAMAGED: listing.left_out[DAMAGED]}))
     return dataset

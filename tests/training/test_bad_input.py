@@ -9,11 +9,11 @@ import pytest
 from conftest import DIGITS, ROOT, run
 
 from common.errors import UserError
-from data import damaged as damaged_images
 from data import formats, order
 from data.augmentation import AUGMENTATIONS
 from data.dataset import open_dataset
 from data.feed import Feed
+from data.image_files import DAMAGED
 from distributed.world import World
 from tests.rigs.making import record, write_class_folders, write_shards
 from tests.rigs.pictures import fill
@@ -148,7 +148,7 @@ def test_damaged_photographs_of_a_folder_are_left_out_and_named(tmp_path, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first = run("mpirun", 2, ROOT / "train.py", *flags)
     assert first.returncode == 0, first.stderr
-    lines = [line for line in first.stderr.splitlines() if damaged_images.DAMAGED in line]
+    lines = [line for line in first.stderr.splitlines() if DAMAGED in line]
     named = re.findall(r"dog/\w+\.jpg", "".join(lines))
     assert sorted(named) == ["dog/empty.jpg", "dog/half.jpg", "dog/text.jpg"] and "libjpeg" not in first.stderr
     about = json.loads((tmp_path / "run" / "run.json").read_text())["dataset"]
