@@ -26,13 +26,13 @@ from pathlib import Path
 from common import command, launcher, streams
 from common.activity import startup
 from common.cores import cores_of_worker
-from common.errors import UserError, complain
+from common.errors import UsageError, UserError, complain
 from common.files import as_json
 from common.version import version
 from data import facts
 from data.balance import check_dataset
 from data.dataset import Dataset
-from data.named import open_named
+from data.named import is_table, open_named
 from data.sources import BUILT_IN
 from distributed import gpus
 from distributed.lost import explain_horovods_errors
@@ -86,7 +86,9 @@ def train(settings: Settings) -> dict:
                             "with --init_checkpoint, and resumes a run with its --output_dir")
         check_initial_weights(settings)
     recipe = settings.recipe
-    dataset = open_named(recipe.data_dir, launched.rank == 0, recipe.validation_fraction)
+    if settings.is_given("label_column") and not is_table(recipe.data_dir):
+        raise UsageError("--label_column names a column of a table; give that as --data_dir=TABLE")
+    dataset = open_named(recipe.data_dir, launched.rank == 0, recipe.validation_fraction, recipe.label_column)
     check_dataset(dataset)  # on all ranks: an mpirun that kills one in MPI_Init may hang
     if launched.rank == 0:
         tell(dataset, settings)
@@ -160,7 +162,8 @@ def evaluate(settings: Settings) -> None:
     data_dir = settings.recipe.data_dir
     trained_on, fraction = data_of_run(settings.run.checkpoint)
     is_own = trained_on and os.path.realpath(data_dir) == os.path.realpath(trained_on)
-    dataset = open_named(data_dir, launcher.launched().rank == 0, fraction if is_own else 1)
+    dataset = open_named(data_dir, launcher.launched().rank == 0, fraction if is_own else 1,
+                         settings.recipe.label_column)
     for line in facts.of_folder(dataset):
         complain(line)
     from inference.evaluate import evaluate_checkpoint
@@ -202,7 +205,8 @@ def dry_run(settings: Settings) -> None:
     if settings.recipe.pretrained_weights and not run.train_samples:  # with which files may be elsewhere
         check_initial_weights(settings)
     dataset = None if run.train_samples else open_named(
-        settings.recipe.data_dir, fraction=settings.recipe.validation_fraction)
+        settings.recipe.data_dir, fraction=settings.recipe.validation_fraction,
+        label_column=settings.recipe.label_column)
     samples = run.train_samples or dataset.train.samples
     local_size = run.workers_per_node or (PAPERS_NODE if run.workers else launched.local_size)
     schedule = settings.launch.workers_schedule

@@ -21,7 +21,8 @@ def check_classes(folder, classes: Iterable[str]) -> None:
 
 def check_dataset(dataset: Dataset) -> None:
     """Raises UserError if a dataset has a single class."""
-    check_classes(dataset.folder, learnable(dataset.train.paths[0]) if dataset.format == "folder" else dataset.classes)
+    in_folders = dataset.format == "folder" and not dataset.table
+    check_classes(dataset.folder, learnable(dataset.train.paths[0]) if in_folders else dataset.classes)
 
 
 def train_counts(dataset: Dataset) -> np.ndarray:

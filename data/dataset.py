@@ -135,6 +135,9 @@ class Split:
         flags: of data.prepare.
         """
         [path] = self.paths
+        [listing] = self.indexes or (None,)
+        if listing is not None and listing.table:
+            return class_folders.conversion(listing.table, *flags)
         folder, own = (path.parent, []) if self.fraction.is_nothing else (
             path, [f"--validation_fraction={self.fraction:g}"])
         then = {"then": "this command with --data_dir={}"} if self.fraction.is_everything else {}
@@ -202,11 +205,17 @@ class Dataset:
     mean: tuple[float, float, float]  # RGB, 0 to 255
     std: tuple[float, float, float]
     first_label: int = 0  # the smallest label on disk; the pipeline subtracts it, so that its labels start at 0
+    notes: tuple[str, ...] = ()  # how a table was read, in words
 
     @property
     def is_synthetic(self) -> bool:
         """Whether the images are random numbers, which lie in no file."""
         return not self.validation.paths
+
+    @property
+    def table(self) -> Path | None:
+        """The table that names the images, if they are read in place."""
+        return next((listing.table for listing in self.validation.indexes or () if self.format == "folder"), None)
 
     @property
     def damaged(self) -> list[str]:
@@ -431,14 +440,19 @@ def check_class_folders(folder, classes: Iterable[str], splits: Iterable[Split])
         if differing := split.fraction.is_nothing and {*classes} ^ {*_names_in(split.paths[0])}:
             raise UserError(f"{folder}: class {min(differing)!r} must have a folder in each split; create the "
                             "missing folder (it may be empty)")
-        for path, listing in zip(split.paths, split.indexes or (), strict=False):
-            if problem := listing.unread(path):
-                raise UserError(f"{problem}; {split.conversion('--format=tfrecord')}")
-            for file in listing.of_rare_kinds(path):  # one of each: sets have images of one kind
-                try:
-                    check(file.read_bytes())
-                except Rejected as error:
-                    raise UserError(f"--data_dir: {file}: {error}") from None
+        check_images(split)
+
+
+def check_images(split: Split) -> None:
+    """Raises UserError if DALI does not read an image of a folder that is read in place."""
+    for path, listing in zip(split.paths, split.indexes or (), strict=False):
+        if problem := listing.unread(path):
+            raise UserError(f"{problem}; {split.conversion('--format=tfrecord')}")
+        for file in listing.of_rare_kinds(path):  # one of each: sets have images of one kind
+            try:
+                check(file.read_bytes())
+            except Rejected as error:
+                raise UserError(f"--data_dir: {file}: {error}") from None
 
 
 def _check_words(dataset, classes):

@@ -62,7 +62,9 @@ def of_equal_images(dataset: Dataset) -> list[str]:
 
 
 def of_folder(dataset: Dataset) -> list[str]:
-    """Returns how a folder of images was read, if this is one and this process read it."""
+    """Returns how a folder of images or a table was read, if this is one and this process read it."""
+    if dataset.table:
+        return [*dataset.notes]
     return of_listings(dataset.folder, [*dataset.train.entries, *dataset.validation.entries]) if (
         dataset.format == "folder" and dataset.train.indexes) else []
 

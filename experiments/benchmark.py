@@ -119,7 +119,7 @@ def run(recipe: Recipe, launch: Launch, options: Options) -> None:
             raise UsageError("--dali_threads: give one number to measure training steps")
         check_nodes(launch.allreduce, launch.torus_grid)
         launch = replace(launch, dali_threads=next(iter(options.dali_threads), None))
-    dataset = open_named(recipe.data_dir, rank == 0, recipe.validation_fraction)
+    dataset = open_named(recipe.data_dir, rank == 0, recipe.validation_fraction, recipe.label_column)
     from experiments.measure import measure
 
     world, result = measure(Settings(recipe, launch, Run(), {}, ""), options, dataset, in_stages)

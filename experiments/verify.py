@@ -104,7 +104,8 @@ def verified(checkpoint: str, asked: int | None, given: Sequence[str]) -> dict:
 
 def check_same_training(run: RunData, settings: Settings) -> None:
     """Raises UsageError for flags of another training. train.py would name the temporary copy instead of the run."""
-    dataset = open_named(settings.recipe.data_dir, fraction=settings.recipe.validation_fraction)
+    dataset = open_named(settings.recipe.data_dir, fraction=settings.recipe.validation_fraction,
+                         label_column=settings.recipe.label_column)
     samples = "train_samples", run.plan["train_samples"], dataset.train.samples
     name, before, now = changed_flag(run.folder, settings) or samples
     if before != now:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from common import command
+from data.named import is_table
 from data.sources import BUILT_IN
 from data.staging.remote import is_remote
 from data.synthetic import is_synthetic
@@ -82,7 +83,8 @@ def dataset(data_dir: str) -> str:
     if data_dir in BUILT_IN or is_synthetic(data_dir) or is_remote(data_dir):
         return data_dir
     try:
-        return hashlib.sha256((Path(data_dir) / "dataset.json").read_bytes()).hexdigest()[:8]
+        described = Path(data_dir) if is_table(data_dir) else Path(data_dir, "dataset.json")
+        return hashlib.sha256(described.read_bytes()).hexdigest()[:8]
     except OSError:
         folders = [folder for folder in (Path(data_dir, "train"), Path(data_dir)) if folder.is_dir()]
         if folders and not any(folders[0].iterdir()):

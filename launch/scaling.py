@@ -285,7 +285,7 @@ def parse(argv) -> tuple[Options, Training]:
     samples = values.train_samples if recipes else None
     classes = CLASSES
     if recipes and not samples:
-        dataset = open_named(recipe.data_dir)
+        dataset = open_named(recipe.data_dir, label_column=recipe.label_column)
         samples = dataset.train.samples
         classes = len(dataset.classes)
     return options, Training(recipe, values.micro_batch_size, BYTES[values.compression], samples, classes,

@@ -90,7 +90,7 @@ def _chosen(values) -> tuple[Path, list[str]]:
     if values.output_dir and values.resume == "auto" and resumed.is_file() and has_checkpoints(resumed.parent):
         return resumed, []
     samples = values.train_samples or named.count_train_samples(
-        values.data_dir, LARGE_SAMPLES, values.validation_fraction)
+        values.data_dir, LARGE_SAMPLES, values.validation_fraction, values.label_column)
     own_size = [f"--image_size={model_zoo.MODELS[values.model].image_size}"] if (
         values["model"].present and values.model in model_zoo.MODELS) else []  # MODULE:FUNCTION has none
     if samples >= LARGE_SAMPLES:

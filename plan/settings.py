@@ -37,7 +37,8 @@ class Recipe:
     """What to train. The same on any number of workers."""
 
     data_dir: str = flag("digits", "Dataset: a folder of data.prepare, or its address (s3://BUCKET/FOLDER), images "
-        "(CLASS/*, or train/CLASS/* and val/CLASS/*), digits, fashion, cifar10, or synthetic:SAMPLES.",
+        "(CLASS/*, or train/CLASS/* and val/CLASS/*), a table of files and labels, digits, fashion, cifar10, or "
+        "synthetic:SAMPLES.",
         path=True, screen="Data and model")
     model: str = flag("resnet20", "Model to train. ResNets are v1.5, and *_v1 as first published. resnet50_nvcaffe and "
         "alexnet_bn* follow the LARS authors' files. resnet20, resnet10_narrow and *convnet* are for small images. "
@@ -64,6 +65,8 @@ class Recipe:
         "--data_dir is a folder of classes (CLASS/*) without validation images. A hash of each file's path chooses "
         "them, and not --seed. (--validation_size is in pixels. The flag of data.prepare is 0 by default.)",
         low=0.001, high=0.9, modes=("train",))
+    label_column: str | None = flag(None, "Column with the classes, such as species, if --data_dir is a table. "
+        "Default: label or class.", parse=str.strip)
     epochs: float = flag(90.0, "Number of passes over the training set. Can be a fraction.", low=1e-9, high=1e5,
         screen="Training")
     batch_size: Piecewise = flag("256", "Global batch size (all workers), or epoch:size pairs such as "

@@ -1,12 +1,18 @@
 """A table of files and labels as a source: the same shards as folders, and problems named with their lines."""
 import gzip
+import json
 import shutil
 import unicodedata
 
+import numpy as np
 import pytest
+from conftest import ROOT, run
 
+from common.errors import UserError
+from data import facts
 from data.dataset import open_dataset
-from tests.rigs.pictures import CLASSES, command, contents, fill
+from data.named import is_table, open_named
+from tests.rigs.pictures import CLASSES, command, contents, encode, fill, picture
 
 
 @pytest.fixture(scope="module")
@@ -284,3 +290,59 @@ def test_test_images_alone(photos, tmp_path, capsys):
         opened = open_dataset(tmp_path / number, fraction=1)
         assert (opened.train.samples, opened.validation.samples) == (0, samples)
         assert opened.classes == CLASSES[-(samples // 8):]
+
+
+@pytest.mark.parametrize("has_split", [False, True])
+def test_a_table_is_read_in_place_as_it_is_prepared(photos, tmp_path, has_split):
+    """The same images in the same splits with the same labels, in the table's folder, above it, or with a whole path.
+    """
+    below = tmp_path / "tables"
+    below.mkdir()
+    (below / "mine").symlink_to(photos)
+    words = ["train", "val", "train", "test"]
+    rows = [(("mine/", "../tables/mine/", f"{below}/mine/")[number % 3] + path, path.partition("/")[0],
+             words[number % 4]) for number, path in enumerate(paths(photos))]
+    header = ("image", "species", "split")
+    table = write(below / "labels.csv", [row[:3 if has_split else 2] for row in (header, *rows)])
+    flags = [] if has_split else ["--validation_fraction=0.3"]
+    prepared(table, tmp_path / "o", "--label_column=species", *flags)
+    theirs, ours = open_dataset(tmp_path / "o"), open_named(str(table), fraction=0.3, label_column="species")
+    assert ours.classes == theirs.classes == CLASSES and ours.train.fraction == (0 if has_split else 0.3)
+    for name in ("train", "validation"):
+        made, read = (sorted(getattr(one, name).records(np.arange(getattr(one, name).samples)))
+                      for one in (theirs, ours))
+        assert made == read and len(read) == getattr(ours, name).samples > 0
+    assert facts.of_dataset(ours)[:len(ours.notes)] == list(ours.notes)
+    assert ["images of the split test" in note for note in ours.notes] == [True] * has_split
+
+
+def test_a_table_in_place_has_its_problems_named(photos, tmp_path):
+    (tmp_path / "mine").symlink_to(photos)
+    rows = [(f"mine/{path}", path.partition("/")[0]) for path in paths(photos)]
+    for changed, flags, message in (
+            ([("file", "label"), ("mine/gone.jpg", "dog"), *rows], {}, "line 2: there is no file"),
+            ([("file", "species"), *rows], {}, "; --label_column=species says which one has the classes"),
+            ([("file", "label"), rows[0], rows[-1]], {}, "has no class with two images"),
+            ([("file", "label"), *rows, ("phone.jpg", "dog")], {}, "--source={}/labels.csv --output=")):
+        (tmp_path / "phone.jpg").write_bytes(encode(picture(1), "HEIF"))
+        table = write(tmp_path / "labels.csv", changed)
+        with pytest.raises(UserError) as raised:
+            open_named(str(table), fraction=0.3, **flags)
+        assert message.format(tmp_path) in str(raised.value) and "--source:" not in str(raised.value)
+    assert not is_table(str(tmp_path / "none.csv")) and not is_table("digits")
+
+
+@pytest.mark.trainings
+def test_a_table_trains_on_two_workers_and_is_evaluated(photos, tmp_path):
+    (tmp_path / "mine").symlink_to(photos)
+    rows = [(f"mine/{path}", path.partition("/")[0]) for path in paths(photos)]
+    table = write(tmp_path / "labels.csv", [("file", "species"), *rows])
+    done = run("mpirun", 2, ROOT / "train.py", f"--data_dir={table}", "--label_column=species", "--model=convnet",
+               "--image_size=16", "--epochs=1", f"--output_dir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    trained = json.loads(done.stdout)
+    assert trained["train_samples"] + trained["val_samples"] == 24
+    done = run("python", 1, ROOT / "train.py", "--mode=evaluate", f"--checkpoint={tmp_path}/run/checkpoints")
+    assert json.loads(done.stdout)["val_top1_count"] == trained["val_top1_count"], done.stderr
+    done = run("python", 1, ROOT / "train.py", f"--data_dir={photos}", "--label_column=species")
+    assert done.returncode == 2 and "give that as --data_dir=TABLE" in done.stderr
