@@ -28,10 +28,13 @@ class Line:
     x: Sequence[float]
     y: Sequence[float | None]  # None and numbers that are not finite leave a gap
     colour: int | None = None  # number of a colour; None: the line's index in the chart
-    kind: str = ""  # "": a line with dots; "dashed" (a plan) or "faint" (noisy values): without dots; "dots": no line
+    # "": a line with dots; "dashed" (a plan), "faint" (noisy values) or "interval": without dots; "dots": no line;
+    # "rest": grey, for lines beyond those that colours can tell.
+    kind: str = ""
     steps: bool = False  # whether each value holds until the next x, instead of a straight line to the next value
     ring: float | None = None  # x of a point with a ring
-    clipped: bool = False  # whether the highest and lowest values may lie outside of the chart
+    clipped: bool = False  # whether the highest and lowest values, or all of an interval, may lie outside of the chart
+    has_key: bool = True  # whether the legend names it
 
 
 @dataclass(frozen=True)
@@ -111,15 +114,20 @@ def lines(title: str, x: XAxis, series: Sequence[Line], y: YAxis = NUMBERS, has_
                     _title(f"{line.label}: {y.show(value)} ({x.title} {named.get(left, number(left))})"))
             for left, value in points)
         has_dots = line.kind == "dots" or len(points) == 1 or (not line.kind and len(points) <= MOST_DOTS)
+        dots += "".join(_arrow(across(left), down(value), value > high) for left, value in points
+                        if line.kind == "interval" and not low <= value <= high)
         body.append(f'<g class="line c{line.colour % COLOURS} {line.kind} {"" if has_dots else "hidden"}">'
                     f'<path d="{"" if line.kind == "dots" else _path(line, across, down)}"/>{dots}</g>')
-    keys = [(line.label, line.colour, line.kind) for line in drawn] if len(drawn) > 1 and has_legend else []
+    named_lines = [line for line in drawn if line.has_key]
+    keys = [(line.label, line.colour, line.kind) for line in named_lines] if len(named_lines) > 1 and has_legend else []
     label = f"{title}, by {x.title}" + (f"; at the end: {', '.join(ends)}" if ends else "")
     return figure(title, _svg(label, WIDTH, HEIGHT, body, "lines"), keys)
 
 
 def _deciding(line: Line) -> list[float]:
     """Returns the values that have to lie inside of the chart."""
+    if line.kind == "interval":
+        return []
     values = sorted(value for value in line.y if value is not None)
     outside = len(values) // 20 if line.clipped else 0
     return values[outside:len(values) - outside]
@@ -158,6 +166,24 @@ def bars(title: str, rows: Sequence[tuple[str, float, bool]]) -> str:
     return figure(title, f'<dl class="bars">{lines}</dl>', [])
 
 
+def forest(title: str, rows: Sequence[tuple[str, float, float, float, str]], marks: Sequence[tuple[str, float]]) -> str:
+    """Returns values with their intervals, one below the other. rows: (name, value, low, high, text), top first.
+
+    marks: (label, value) of vertical lines.
+    """
+    ends = [end for _, _, *bounds, _ in rows for end in bounds] + [value for _, value in marks]
+    at = _axis(min(ends), max(ends), 2, 98)  # in percent of the width
+    lines = "".join(f'<b style="left:{at(value):.2f}%" class="c{colour}"></b>'
+                    for colour, (_, value) in enumerate(marks))
+    body = "".join(
+        f'<dt>{html.escape(name)}</dt><dd><span>{lines}'
+        f'<i style="left:{at(low):.2f}%;width:{at(high) - at(low):.2f}%"></i>'
+        f'<u style="left:{at(value):.2f}%"></u></span><small>{html.escape(text)}</small></dd>'
+        for name, value, low, high, text in rows)
+    return figure(title, f'<dl class="forest">{body}</dl>',
+                  [(label, colour, "mark") for colour, (label, _) in enumerate(marks)])
+
+
 def figure(title: str, content: str, keys: Sequence[tuple[str, int, str]]) -> str:
     """Returns a figure with a caption and a legend. keys: (label, number of the colour, kind of a line)."""
     return f"<figure><figcaption>{html.escape(title)}</figcaption>{content}{legend(keys)}</figure>"
@@ -165,7 +191,7 @@ def figure(title: str, content: str, keys: Sequence[tuple[str, int, str]]) -> st
 
 def legend(keys: Sequence[tuple[str, int, str]]) -> str:
     """Returns the meaning of colours. keys: (label, number of the colour, kind of a line)."""
-    drawn = {"bars": '<rect class="bar" width="26" height="10"/>', "dots": ""}
+    drawn = {"bars": '<rect class="bar" width="26" height="10"/>', "dots": "", "mark": '<path d="M13 0V10"/>'}
     items = "".join(
         f'<li><svg viewBox="0 0 26 10" aria-hidden="true"><g class="line c{colour % COLOURS} {kind}">'
         + drawn.get(kind, '<path d="M0 5H26"/>') + _marker(colour, 13, 5) * (kind in ("", "dots"))
@@ -255,6 +281,11 @@ def _marker(colour: int, x: float, y: float, kind: str = "", title: str = "") ->
     if shape:
         return f'<path class="dot {kind}" d="M{x:.1f} {y:.1f}{shape}">{title}</path>'
     return f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{title}</circle>'
+
+
+def _arrow(x: float, y: float, is_up: bool) -> str:
+    """Returns the head of an arrow at the end of a line that goes on outside of the chart."""
+    return f'<path class="arrow" d="M{x - 3:.1f} {y:.1f}h6l-3 {-5 if is_up else 5}z"/>'
 
 
 def _grid(down, y_ticks, show) -> str:

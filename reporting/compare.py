@@ -2,15 +2,39 @@
 import html
 import os
 from functools import partial
+from pathlib import Path
+from urllib.parse import quote
 
 from common import metric
 from common.errors import plural
-from common.run_folder import top1_of
+from common.run_folder import PAGE, top1_of
 from plan.values import number_or_text, same
 from reporting import charts, heat_map
 from reporting.charts import LOGARITHMIC, NUMBERS, PERCENT, XAxis, YAxis, number
-from reporting.page import constant_values, details, duration, filled_columns, html_table, over_epochs_and_time, page
-from reporting.ranking import LEAD, NOTE, Setting, best_of, by_mean, judgement, labelled, listed, settings, table
+from reporting.page import (
+    Html,
+    constant_values,
+    details,
+    duration,
+    filled_columns,
+    html_table,
+    over_epochs_and_time,
+    page,
+)
+from reporting.ranking import (
+    LEAD,
+    NOTE,
+    Setting,
+    best_of,
+    by_lead,
+    by_mean,
+    differences,
+    judgement,
+    labelled,
+    listed,
+    settings,
+    table,
+)
 from reporting.run_data import RunData, validation_set
 
 
@@ -21,12 +45,12 @@ def gap(row: dict) -> float | None:
 
 
 def error(row: dict) -> float | None:
-    """Returns 1 minus the validation top-1 of a row of metrics.jsonl."""
-    return None if row[metric.VAL_TOP1] is None else 1 - row[metric.VAL_TOP1]
+    """Returns 1 minus the validation top-1 that counts of a row of metrics.jsonl."""
+    return None if top1_of(row) is None else 1 - top1_of(row)
 
 
 CURVES = (  # title, column of metrics.jsonl or a function of its rows, axis
-    ("Validation top-1", metric.VAL_TOP1, PERCENT), ("Validation loss", metric.VAL_LOSS, LOGARITHMIC),
+    ("Validation top-1", top1_of, PERCENT), ("Validation loss", metric.VAL_LOSS, LOGARITHMIC),
     ("Train loss", metric.TRAIN_LOSS, LOGARITHMIC), ("Train top-1", metric.TRAIN_TOP1, PERCENT),
     ("Generalization gap: train top-1 minus validation top-1", gap, PERCENT),
     ("Learning rate", metric.LEARNING_RATE, NUMBERS), ("Global batch size", metric.BATCH_SIZE, NUMBERS),
@@ -39,8 +63,11 @@ WIDE = ("the paper reports", "differs from the recipe")
 SHORT = ("runs", "top-1", LEAD, "peak top-1", "time", "state", WIDE[0])  # columns of the first table
 
 
-def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, str]:
-    """Returns the page, and its first sentence. target: top-1; the table says when each run reached it."""
+def comparison(runs: list[RunData], target: float | None = None, folder: Path = Path()) -> tuple[str, str]:
+    """Returns the page, and its first sentence.
+
+    target: top-1; the table says when each run reached it. folder: of the page, for links to those of the runs.
+    """
     flags = [run.flags | {"workers": str(run.workers)} for run in runs]
     differing = different_flags(flags)
     common = os.path.commonpath([run.folder.parent for run in runs])
@@ -52,25 +79,36 @@ def comparison(runs: list[RunData], target: float | None = None) -> tuple[str, s
     judged = settings(ended, by_folder=True)
     verdict = judgement(judged, [] if unfinished else shown)  # a run in progress may be the best
     said = verdict["sentence"] + (not_counted(unfinished) if unfinished else "")
-    results, all_runs = (table(own, partial(columns, target=target), ranked)
-                         for own, ranked in ((shown, by_mean(judged, verdict)), (every, ())))
+    by_top1, ranked = by_lead(shown, verdict), by_mean(judged, verdict)
+    results, all_runs = (table(own, partial(columns, target=target), leading)
+                         for own, leading in ((by_top1, ranked), (every, ())))
     shared = [{"flag": flag, "value": value} for flag, value in flags[0].items() if flag not in differing]
     sections = [
-        f'<p class="result">{html.escape(said)}</p>', "<h2>Results</h2>",
-        html_table(overview(shown, results), ("state", "flags", WIDE[0]), best_of(shown, verdict)),
+        f'<p class="result">{html.escape(said)}</p>', "<h2>Results</h2>", differences(ranked),
+        html_table(overview(by_top1, results, folder), ("state", "flags", WIDE[0]), best_of(by_top1, verdict)),
         details("All runs", html_table(all_runs, WIDE)), details("How they are ranked", f'<p class="muted">{NOTE}</p>'),
         "<h2>Curves</h2>", curves(shown), f'<p class="muted">{TRAIN_TOP1}</p>',
         *layers(rows), details(f"The {len(shared)} flags that all runs share", html_table(shared, ("value",)))]
     return page(f"Comparison of {len(runs)} runs", sections), said
 
 
-def overview(shown: list[Setting], lines: list[dict]) -> list[dict]:
-    """Returns the columns of the results that fit on a screen. lines: those of `table`."""
+def overview(shown: list[Setting], lines: list[dict], folder: Path) -> list[dict]:
+    """Returns the columns of the results that fit on a screen. lines: those of `table`. folder: of the page."""
     kept = [title for title in lines[0] if title in SHORT or " to " in title]
     return filled_columns([
-        {"run": one.name if one.flags or len(one.rows) == 1 else "all"} | {title: line[title] for title in kept}
+        {"run": linked(one.name if one.flags or len(one.rows) == 1 else "all", one, folder)}
+        | {title: line[title] for title in kept}
         | {"flags": labelled({name: value for name, value in one.flags.items() if value != ""})}
         for one, line in zip(shown, lines, strict=True)])
+
+
+def linked(name: str, one: Setting, folder: Path) -> Html:
+    """Returns the name of a setting with links to the pages of its runs. folder: of the page that has the links."""
+    pages = [quote(os.path.relpath(row["run"].folder / PAGE, folder), safe="/") for row in one.rows]
+    if len(pages) == 1:
+        return Html(f'<a href="{pages[0]}">{html.escape(name)}</a>')
+    return Html(f"{html.escape(name)}: " + ", ".join(f'<a href="{page}">{number(index)}</a>'
+                                                     for index, page in enumerate(pages, 1)))
 
 
 def not_counted(unfinished: list[dict]) -> str:
@@ -88,7 +126,8 @@ def described(name: str, run: RunData, flags: dict) -> dict:
             "folder": name, "run": run, "ended": bool(run.summary or run.divergence), "diverged": bool(run.divergence),
             metric.VAL_TOP1: top1_of(run.divergence or run.result), "validation": validation_set(run.run),
             metric.VAL_SAMPLES: None if run.divergence else run.run["dataset"]["validation_samples"],
-            metric.VAL_GUESS_COUNT: run.result.get(metric.VAL_GUESS_COUNT)}
+            metric.VAL_GUESS_COUNT: run.result.get(metric.VAL_GUESS_COUNT),
+            "reported": (run.run["recipe"] or {}).get("reported")}
 
 
 def columns(row: dict, target: float | None) -> dict:
@@ -142,7 +181,7 @@ def curves(shown: list[Setting]) -> str:
     same_values = constant_values({title: [row.get(column) for _, run, _ in drawn for row in run.steps or run.rows]
                                    for title, column, _ in CURVES if column in PLANNED}, "in all runs")
     varying = [curve for curve in CURVES if curve[0] not in same_values]
-    if ERRORS_FROM < max((row.get(metric.VAL_TOP1) or 0 for row in rows), default=0) < 1:  # 0 errors have no logarithm
+    if ERRORS_FROM < max((top1_of(row) or 0 for row in rows), default=0) < 1:  # 0 errors have no logarithm
         varying[0] = "Validation error (1 - top-1)", error, YAxis(charts.percent, log=True)
     return charts.legend(keys) + over_epochs_and_time(
         rows, max((row["epoch"] for row in rows), default=0), partial(curves_over, drawn, varying)

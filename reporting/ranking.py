@@ -10,10 +10,11 @@ Two settings differ if the 95 % interval of the difference of their means exclud
 two intervals (Zou and Donner, doi:10.1002/sim.3095); of two single runs, it is Newcombe's.
 """
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from operator import attrgetter
 
 import numpy as np
@@ -22,6 +23,7 @@ from common import metric
 from common.accuracy import interval, is_guessing
 from common.errors import plural
 from common.run_folder import top1_of
+from reporting import charts
 from reporting.charts import number
 from reporting.page import duration, filled_columns, grouped
 from reporting.sentences import rounded
@@ -31,6 +33,7 @@ UNKNOWN_SPREAD = "A single run does not show the spread over seeds: more seeds a
 POWER = 0.8  # probability with which the added seeds show a difference
 QUANTILES = np.linspace(0.01, 0.99, 50)  # of the unknown standard deviation over seeds, for the mean power
 MOST_NAMED = 4  # settings in a sentence, and flags in front of the results
+MOST_DRAWN = 20  # settings in the plot of differences
 LONGEST = 60  # characters of the name of a setting
 LEAD = "lead, points"
 RATE = "learning_rate"
@@ -158,10 +161,10 @@ def table(shown: Sequence[Setting], columns: Callable[[dict], dict], ranked: Seq
     for one in shown:
         flags = {name: number(one.flags.get(name, "")) for name in names}
         values = [columns(row) for row in one.rows]
-        top1 = {"runs": str(len(values)) * (len(rows) > len(shown)), "top-1": f"{one.mean:.2%}" * bool(one.top1),
-                "range": one.scope() * bool(one.top1), LEAD: leads.get(str(one.flags), "")}
+        top1 = {"runs": str(len(values)) * (len(rows) > len(shown)), "top-1": one.percent() * bool(one.top1),
+                "range": one.scope(one.percent) * bool(one.top1), LEAD: leads.get(str(one.flags), "")}
         lines.append(dict([*flags.items()][:MOST_NAMED]) | top1 | {
-            title: text_of(title, [own[title] for own in values]) for title in values[0]} | flags)
+            title: text_of(title, [own[title] for own in values], one.percent) for title in values[0]} | flags)
     return filled_columns(lines)
 
 
@@ -170,25 +173,52 @@ def by_mean(judged: Sequence[Setting], said: dict) -> list[Setting]:
     return sorted(judged, key=attrgetter("rank"), reverse=True) if said["best"] else []
 
 
+def by_lead(shown: Sequence[Setting], said: dict) -> list[Setting]:
+    """Returns settings in the order of a table: highest mean first, or as they are if they are not ranked.
+
+    said: their judgement.
+    """
+    return sorted(shown, key=attrgetter("rank"), reverse=True) if said["best"] else [*shown]
+
+
 def best_of(shown: Sequence[Setting], said: dict) -> int | None:
-    """Returns the index of the setting with the highest mean, or None if they are not ranked. said: their judgement."""
-    return next((index for index, one in enumerate(shown) if [one.flags] == said["best"][:1]), None)
+    """Returns the index of the best setting, or None if they are too close to call, or not ranked.
+
+    said: their judgement.
+    """
+    return next((index for index, one in enumerate(shown) if [one.flags] == said["best"]), None)
 
 
 def in_points(one: Setting, other: Setting, words: str = "") -> str:
     """Returns the lead of a setting over another and its interval, in percentage points.
 
-    words: between the two, in a sentence, where the decimals follow the interval.
+    words: between the two, in a sentence.
     """
     lead, *bounds = one.lead(other)
-    show = partial(rounded, bounds=bounds) if words else "{:.2%}".format
-    lead, low, high = (show(value)[:-1] for value in (lead, *bounds))
+    lead, low, high = (rounded(value, bounds)[:-1] for value in (lead, *bounds))
     return f"{lead}{words} ({'95% interval ' * bool(words)}{low} to {high})"
 
 
-def text_of(title: str, values: Sequence[float | str | None]) -> str:
-    """Returns the mean of a column's values, or the different texts among them."""
-    show = "{:.2%}".format if "top-" in title else duration if title == "time" else number
+def reported(rows: Sequence[dict]) -> float | None:
+    """Returns the top-1 that the source of the runs' recipe reports, or None if they have several, or none."""
+    found = {(re.findall(r"top-1 ([\d.]+) ?%", row.get("reported") or "") or [None])[0] for row in rows}
+    return float(*found) / 100 if len(found) == 1 and None not in found else None
+
+
+def differences(ranked: Sequence[Setting]) -> str:
+    """Returns a forest plot of how far settings lie below the highest mean. ranked: what `by_mean` returns."""
+    if len(ranked) < 2:
+        return ""
+    first, *others = ranked[:MOST_DRAWN]
+    rows = [(one.name, *(100 * value for value in one.lead(first)), in_points(one, first)) for one in others]
+    figure = reported([row for one in ranked for row in one.rows])
+    marks = [(first.name, 0.0)] + ([("reported", 100 * (figure - first.mean))] if figure is not None else [])
+    return charts.forest("Top-1 minus that of the highest, in points, with 95% intervals", rows, marks)
+
+
+def text_of(title: str, values: Sequence[float | str | None], percent: Callable[[float], str]) -> str:
+    """Returns the mean of a column's values, or the different texts among them. percent: shows an accuracy."""
+    show = percent if "top-" in title else duration if title == "time" else number
     numbers = [math.nan if value is None else value for value in values if not isinstance(value, str)]
     texts = dict.fromkeys(value for value in values if isinstance(value, str) and value)
     return ", ".join([*([show(statistics.fmean(numbers))] if numbers else []), *texts])

@@ -57,8 +57,8 @@ def main(argv) -> None:
     if values.target_top1 is not None and len(runs) == 1:
         raise UsageError("--target_top1 compares runs; give the folders of several")
     default = PAGE if len(runs) > 1 else runs[0].folder / PAGE
-    content, answer = comparison(runs, values.target_top1) if len(runs) > 1 else (report(runs[0]), "")
-    write(Path(values.output or default).absolute(), content, answer)
+    path = Path(values.output or default).absolute()
+    write(path, *(comparison(runs, values.target_top1, path.parent) if len(runs) > 1 else (report(runs[0]), "")))
 
 
 def write(path: Path, content: str, answer: str) -> None:

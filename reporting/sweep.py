@@ -3,6 +3,7 @@ import html
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,7 +19,9 @@ from reporting.ranking import (
     RATE,
     Setting,
     best_of,
+    by_lead,
     by_mean,
+    differences,
     judgement,
     labelled,
     names_in,
@@ -29,6 +32,8 @@ from reporting.ranking import (
 )
 
 ROWS = "sweep.json"
+KEY = (f"Vertical lines are 95% intervals, and rings single seeds. Of more than {charts.COLOURS} lines in a plot, the "
+       "best are in colour.")
 
 
 def write_sweep(folder: Path, rows: list[dict], planned: int | None, problem: str = "") -> Path:
@@ -79,14 +84,17 @@ def judged(rows: list[dict]) -> tuple[dict, list[dict[str, str]], list[str]]:
                  for one in settings(rows) for row in one.rows]
         shown, candidates = settings(rows), settings(finals)
         said = judgement(candidates, shown)
-        lines = summary(shown, by_mean(candidates, said))
+        shown, ranked = by_lead(shown, said), by_mean(candidates, said)
+        lines = summary(shown, ranked)
         if said["best"]:
             said["command"] = next(row for row in finals if row["flags"] == said["best"][0]).get("command", "")
         linked = [line | {"reports by seed": Html(", ".join(
             f'<a href="{quote(row["folder"], safe="")}/{PAGE}">{row["seed"]}</a>' for row in one.rows))}
             for line, one in zip(lines, shown, strict=True)]
+        drawn = plots(rows)
         return said, lines, [
-            f'<div class="charts large">{plots(rows)}</div>', "<h2>Results</h2>",
+            f'<div class="charts large">{drawn}</div>', f'<p class="muted">{KEY}</p>' * bool(drawn), "<h2>Results</h2>",
+            differences(ranked),
             html_table(linked, best=best_of(shown, said)),
             details("All runs", html_table(summary(settings(every)))),
             details("How they are ranked", f'<p class="muted">{NOTE}</p>') if rows else ""]
@@ -130,22 +138,33 @@ def plot(name: str, rows: list[dict]) -> str:
     if all(len(own) < 2 for own in points.values()):
         return ""
     best_of = ", best learning rate" if name != RATE and any(RATE in row["flags"] for row in rows) else ""
+    drawn = {line: [(x_of[value], max(own[value], key=lambda one: (len(one.rows), *one.rank)))
+                    for value in sorted(own, key=x_of.get)] for line, own in points.items()}
+    first = sorted(drawn, key=lambda line: max(one.rank for _, one in drawn[line]), reverse=True)[:charts.COLOURS]
     series = []
-    for colour, (line, own) in enumerate(points.items()):
-        shown = [(x_of[value], max(own[value], key=lambda one: (len(one.rows), *one.rank)))
-                 for value in sorted(own, key=x_of.get)]
-        has_seeds = any(len(one.rows) > 1 for _, one in shown)
-        label = (labelled(dict(line)) or ("mean" if has_seeds else "single seeds")) + best_of
-        series.append(Line(label, [x for x, _ in shown], [one.mean for _, one in shown], colour))
-        bars = [(x, bound) for x, one in shown for bound in (*(max(0.0, min(1.0, end)) for end in one.interval), None)]
-        name_of_bars = f"{label}, 95% interval".removeprefix("mean, ")
-        series.append(Line(name_of_bars, *zip(*bars, strict=True), colour, "faint"))
-        if has_seeds:
-            dots = [(x, top1) for x, one in shown for top1 in one.top1]
-            every = f"{label}, single seeds".removeprefix("mean, ")
-            series.append(Line(every, *zip(*dots, strict=True), colour, "dots"))
+    for line in sorted(drawn, key=lambda line: line in first):  # those in colour above the grey ones
+        is_grey = line not in first
+        colour = 0 if is_grey else [one for one in drawn if one in first].index(line)
+        series += series_of(labelled(dict(line)), best_of, drawn[line], colour, is_grey)
     axis = XAxis(name.replace("_", " "), ticks=[(x, shortened(str(value))) for value, x in x_of.items()])
     return charts.lines("Validation top-1 after the last epoch", axis, series, charts.PERCENT)
+
+
+def series_of(label: str, best_of: str, shown: list[tuple[float, Setting]], colour: int, is_grey: bool) -> list[Line]:
+    """Returns a line of a plot: the means, and unless it is grey their intervals and the single seeds.
+
+    label: its flags. best_of: end of its label. shown: (x, setting) of each point.
+    """
+    has_seeds = any(len(one.rows) > 1 for _, one in shown)
+    label = (label or ("mean" if has_seeds else "single seeds")) + best_of
+    means = Line(label, [x for x, _ in shown], [one.mean for _, one in shown], colour)
+    if is_grey:
+        return [replace(means, kind="rest", has_key=False)]
+    bars = [(x, bound) for x, one in shown for bound in (*(max(0.0, min(1.0, end)) for end in one.interval), None)]
+    dots = [(x, top1) for x, one in shown for top1 in one.top1] if has_seeds else []
+    name = f"{label}, ".removeprefix("mean, ")
+    return [means, Line(f"{name}95% interval", *zip(*bars, strict=True), colour, "interval", has_key=False),
+            *([Line(f"{name}single seeds", *zip(*dots, strict=True), colour, "dots", has_key=False)] if dots else [])]
 
 
 def positions(values) -> dict:

@@ -538,10 +538,27 @@ def test_the_page_shows_mean_and_range(tmp_path):
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
     assert json.loads((tmp_path / "sweep.json").read_text()) == found
     assert "4 of 8 runs have ended, about 4 min left. Too close to call: the mean top-1 is 70.0% with " in text
-    assert re.search(r"1\s+64\s+2\s+55.00%\s+50.00% to 60.00%\s+\S+ \(\S+ to \S+\)\s+56.00%", text)
+    assert re.search(r"1\s+64\s+2\s+55%\s+50% to 60%\s+\S+ \(\S+ to \S+\)\s+56%", text)
     assert re.search(r"4\s+64\s+1\s+10.00%\s+\S+ \(\S+ to \S+\)\s+at epoch 0.500", text)
-    assert text.count("batch size 64: 55% (learning rate 1)") == 1 and page.count("<figure>") == 2
+    assert text.count("batch size 64: 55% (learning rate 1)") == 1 and page.count("<figure>") == 3
     assert "batch size 64, single seeds: 60% (learning rate 1)" in text
+
+
+def test_a_plot_is_scaled_to_its_seeds_and_has_ten_colours(tmp_path):
+    """Twelve lines: the two lowest are grey, below the others. Of three seeds, 0.9 and twice 0.5, the interval is wide.
+    """
+    found = [row(rate, batch, 0, 0.5 + 0.01 * batch + 0.001 * rate) for batch in range(1, 13) for rate in (1, 2)]
+    found += [row(2, 12, seed, top1) for seed, top1 in ((1, 0.5), (2, 0.5))]
+    page = write_sweep(tmp_path, [one | {"val_samples": 10**7} for one in found], None).read_text()
+    chart, legend = re.search(r"<svg class=\"lines\".*?(<g .*?)</svg>(.*?)</figure>", page, re.DOTALL).groups()
+    lines = re.findall(r'<g class="line c\d (\w*)', chart)
+    assert lines[:2] == ["rest", "rest"] and lines.count("rest") == 2
+    assert lines.count("interval") == lines.count("") == 10
+    assert legend.count("<li>") == 10 and {f"batch size {batch}<" for batch in (1, 2)}.isdisjoint(
+        re.findall("batch size [0-9]+<", legend))
+    assert chart.count('class="arrow"') == 2 and "Of more than 10 lines in a plot, the best are in colour." in page
+    shown = [float(tick) for tick in re.findall(r'class="end" [^>]*>([\d.]+)%<', page)]
+    assert 45 < min(shown) and max(shown) < 75
 
 
 def test_the_page_has_the_best_command_the_reports_and_shared_advice_once(tmp_path):
@@ -555,7 +572,7 @@ def test_the_page_has_the_best_command_the_reports_and_shared_advice_once(tmp_pa
     assert "</span>=1<" not in page
     assert json.loads((tmp_path / "best.json").read_text())["command"] == "uv run train.py --learning_rate=4"
     assert re.findall(r'<a href="(.*?)">', page) == [
-        f"{name}/report.html" for name in ("1-64-0", "1-64-1", "4-64-0", "8-64-0")]
+        f"{name}/report.html" for name in ("4-64-0", "1-64-0", "1-64-1", "8-64-0")]
     assert re.findall(r"<tr class=best><td>(\d)<", page) == ["4"]
     assert "<title>95% interval: " in page
 
@@ -580,15 +597,15 @@ def test_numbers_are_in_their_order_and_single_seeds_are_named(tmp_path):
     text = html.unescape(re.sub(r"<[^>]*>", " ", write_sweep(tmp_path, found, 5).read_text()))
     assert json.loads((tmp_path / "sweep.json").read_text()) == found
     table = text[text.index("Results"):text.index("Settings are")]
-    assert re.findall(r" 1 +(\S+) +50.00% +46.91% to 53.09%", table) == ["8", "16", "128", "0:64,1:128", "0:32,1:64"]
+    assert re.findall(r" 1 +(\S+) +50.0% +46.9% to 53.1%", table) == ["8", "16", "128", "0:64,1:128", "0:32,1:64"]
     assert "A tie: the top-1 of learning rate 1, batch size 8; learning rate 1, batch size 16" in text
 
 
 def test_the_average_of_the_weights_ranks_the_runs(tmp_path):
     found = [row(1, 64, 0, 0.9) | {"ema_val_top1": 0.5}, row(2, 64, 0, 0.6) | {"ema_val_top1": None}]
     text = html.unescape(re.sub(r"<[^>]*>", " ", write_sweep(tmp_path, found, 2).read_text()))
-    assert "that of learning rate 2, is 60.0%" in text and re.search(r"1\s+64\s+50.00%", text)
-    assert "90.00" not in text.replace("91.00", "")
+    assert "that of learning rate 2, is 60.0%" in text and re.search(r"1\s+64\s+50.0%", text)
+    assert "90.0" not in text.replace("91.0", "")
 
 
 def test_a_sweep_of_seeds_alone_has_a_table(tmp_path):

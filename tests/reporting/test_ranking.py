@@ -1,5 +1,6 @@
 """Which setting is the best: against published intervals, SciPy's, a simulation, and the issue's example by hand."""
 import math
+import re
 import statistics
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from common import command
 from experiments import sweep
 from reporting import ranking
 from reporting import sweep as sweep_page
-from reporting.ranking import UNKNOWN_SPREAD, judgement, settings
+from reporting.ranking import UNKNOWN_SPREAD, best_of, by_mean, differences, judgement, reported, settings
 
 
 def rows(top1: dict, samples: int = 360, name: str = "learning_rate") -> list[dict]:
@@ -277,10 +278,35 @@ def test_a_person_gets_a_table_and_the_sentence(tmp_path, monkeypatch, capsys):
     assert sweep.main(["sweep", "--sweep=learning_rate=2,5", "--seeds=2", f"--output_dir={tmp_path}"]) == 0
     shown = capsys.readouterr()
     assert [line.split("  ")[0] for line in shown.out.splitlines()] == ["learning_rate", "2", "5"]
-    assert "50.00% to 50.00%" in shown.out and "{" not in shown.out
+    assert "50% to 50%" in shown.out and "{" not in shown.out
     sentence = "A tie: the mean top-1 of learning rate 2 and learning rate 5 is 50%. More seeds may tell."
     said, again, report = shown.err.splitlines()[-3:]
     assert (said, report) == (sentence, f"report: {tmp_path}/sweep.html")
     assert again.startswith("its command: uv run train.py ") and " --learning_rate=2 " in again
     assert sentence in (tmp_path / "sweep.html").read_text() and sentence in (tmp_path / "best.json").read_text()
     assert ranking.NOTE in (tmp_path / "sweep.html").read_text()
+
+
+def test_the_differences_are_drawn_with_the_reported_figure():
+    """By hand: 60, 58 and 50 % of 1,000 images, the paper has 59 %, and the highest stands at 0."""
+    runs = [row | {"reported": "top-1 59.0 %, mean of 5", "folder": name} for name, row in zip(
+        "abc", rows({1: [0.6], 2: [0.58], 4: [0.5]}, 1000), strict=True)]
+    grid = settings(runs)
+    drawn = differences(by_mean(grid, judgement(grid, grid)))
+    assert re.findall("<dt>(.*?)</dt>", drawn) == ["learning rate 2", "learning rate 4"]
+    texts = re.findall(r"<small>(\S+) \((\S+) to (\S+)\)</small>", drawn)
+    assert [float(lead) for lead, *_ in texts] == [-2, -10]
+    places = {name: [float(place) for place in re.findall(rf'<{name} style="left:([\d.]+)%', drawn)] for name in "biu"}
+    assert places["b"][:2] == places["b"][2:] and places["b"][0] > places["b"][1]  # the highest, and the paper
+    scale = (places["b"][0] - places["b"][1]) / 1  # percent of the width for a point
+    for mark, low, (lead, least, _) in zip(places["u"], places["i"], texts, strict=True):
+        assert mark - places["b"][0] == pytest.approx(scale * float(lead), abs=0.6 * scale)
+        assert low - places["b"][0] == pytest.approx(scale * float(least), abs=0.6 * scale)
+    assert re.findall("</svg>(.*?)</li>", drawn) == ["learning rate 1", "reported"]
+    assert differences(grid[:1]) == "" and reported([{"reported": "top-1 59 %"}, {"reported": None}]) is None
+
+
+def test_nothing_is_bold_where_it_is_too_close_to_call():
+    for accuracies, best in (({1: [0.6], 2: [0.59]}, None), ({1: [0.6], 2: [0.3]}, 0)):
+        grid = settings(rows(accuracies, 1000))
+        assert best_of(grid, judgement(grid, grid)) == best
