@@ -1,8 +1,6 @@
 """Evaluates a checkpoint on a validation set, or on a folder of test images (--mode=evaluate)."""
-import csv
 import dataclasses
 import functools
-import io
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,13 +8,12 @@ from pathlib import Path
 import tensorflow as tf
 
 from common import metric
-from common.errors import UserError, complain, listed, shown
+from common.errors import UserError, complain, listed
 from common.run_folder import CLASSES, PAGE, PREDICTIONS, SUMMARY, RunFolder
 from common.version import version
 from data import facts
 from data.dataset import Dataset, labels_checksum
 from distributed.world import World
-from inference.predictions import heads
 from inference.trained import TOP
 from plan.plan import make_plan
 from plan.recipes import data_of_run
@@ -29,6 +26,7 @@ from training.batch_norm import ExactStatistics
 from training.build import start_and_check_flags
 from training.by_class import as_csv, by_class
 from training.evaluate import EvaluationResult
+from training.outcomes import predictions_csv
 from training.restoring import differing_classes, give, has_statistics, labels_of, newest, same_classes
 from training.summary import summary_json
 
@@ -85,27 +83,13 @@ def write_results(path: Path, summary: dict, lines: list[str], result: Evaluatio
     folder.write(SUMMARY, summary)
     folder.write(CLASSES, as_csv(by_class(*result.outcomes.pairs, dataset.classes)))
     if not dataset.is_synthetic:
-        folder.write(PREDICTIONS, predictions(result, dataset))
-        folder.write(PAGE, evaluation_page(
-            f"{path.absolute().name}: evaluation", lines, outcomes_json(result.outcomes, dataset, summary["epochs"]), {
-                "checkpoint": str(checkpoint), "images": str(dataset.validation.paths[0]),
-                "version": version(), "page written": time.strftime("%Y-%m-%d %H:%M:%S %z")}))
+        folder.write(PREDICTIONS, predictions_csv(
+            result.outcomes, result.guesses, dataset.validation.names(), dataset.classes))
+        made = outcomes_json(result.outcomes, dataset, summary["epochs"])
+        folder.write(PAGE, evaluation_page(f"{path.absolute().name}: evaluation", summary, lines, made, {
+            "checkpoint": str(checkpoint), "images": str(dataset.validation.paths[0]), "version": version(),
+            "page written": time.strftime("%Y-%m-%d %H:%M:%S %z")}))
     folder.save_or_raise()
-
-
-def predictions(result: EvaluationResult, dataset: Dataset) -> str:
-    """Returns the content of predictions.csv: file, label, predicted class and the most probable classes of each image.
-    """
-    best, classes = result.guesses[0].shape[1], [shown(name) for name in dataset.classes]
-    written = io.StringIO()
-    table = csv.writer(written, lineterminator="\n")
-    table.writerow(["file", "label", "predicted", *heads(best)])
-    for name, label, predicted, *guesses in zip(dataset.validation.names(), *result.outcomes.pairs, *result.guesses,
-                                                strict=True):
-        cells = [cell for guess, probability in zip(*guesses, strict=True)
-                 for cell in (classes[int(guess)], f"{probability:.6f}")]
-        table.writerow([shown(name), classes[label], classes[predicted], *cells])
-    return written.getvalue()
 
 
 def as_in_training(dataset: Dataset, described: dict, checkpoint: str) -> Dataset:

@@ -11,16 +11,12 @@ from common.run_folder import PAGE, PREDICTIONS, RunFolder
 from data.images import Rejected, Rules, store
 from reporting.outcomes import thumbnail
 from reporting.page import facts, page
+from training.outcomes import heads
 
 MOST = 2000  # pictures on the page, about 10 MB
 CONTROLS = """<p><label>Order <select><option value="">by file<option value="-1">certain first
 <option value="1">uncertain first<option value="class">by class</select></label>
 <label>Show <input type="search" placeholder="class or file"></label> <output></output></p>"""
-
-
-def heads(best: int) -> list[str]:
-    """Returns the heads of the columns of the `best` most probable classes in predictions.csv."""
-    return [f"{what}_{rank}" for rank in range(1, best + 1) for what in ("class", "probability")]
 
 
 def write_predictions(folder: Path, rows: list[dict], about: dict[str, str]) -> None:

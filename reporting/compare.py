@@ -9,7 +9,7 @@ from common import metric
 from common.errors import plural
 from common.run_folder import PAGE, top1_of
 from plan.values import number_or_text, same
-from reporting import charts, heat_map
+from reporting import charts, heat_map, pairs
 from reporting.charts import LOGARITHMIC, NUMBERS, PERCENT, XAxis, YAxis, number
 from reporting.page import (
     Html,
@@ -86,6 +86,7 @@ def comparison(runs: list[RunData], target: float | None = None, folder: Path = 
     sections = [
         f'<p class="result">{html.escape(said)}</p>', "<h2>Results</h2>", differences(ranked),
         html_table(overview(by_top1, results, folder), ("state", "flags", WIDE[0]), best_of(by_top1, verdict)),
+        *(pairs.of_runs(*(run.folder for run in runs)) if len(runs) == 2 else ()),
         details("All runs", html_table(all_runs, WIDE)), details("How they are ranked", f'<p class="muted">{NOTE}</p>'),
         "<h2>Curves</h2>", curves(shown), f'<p class="muted">{TRAIN_TOP1}</p>',
         *layers(rows), details(f"The {len(shared)} flags that all runs share", html_table(shared, ("value",)))]

@@ -1,4 +1,5 @@
-"""Compares two evaluations of the same images, image by image, by their predictions.csv."""
+"""Compares two evaluations of the same images, or the best ones of two runs, image by image: by predictions.csv."""
+import contextlib
 import csv
 import html
 import math
@@ -55,6 +56,20 @@ def is_evaluation(folder) -> bool:
 
 def comparison(first, second) -> tuple[str, str]:
     """Returns the page that compares the evaluations in two folders, and its first sentence. Raises UserError."""
+    said, sections = image_by_image(first, second)
+    return page("Two evaluations of the same images", [f'<p class="result">{html.escape(said)}</p>', *sections]), said
+
+
+def of_runs(first, second) -> list[str]:
+    """Returns a section that compares the best evaluations of two runs, or nothing if they are of other images."""
+    with contextlib.suppress(UserError, OSError):  # an older run, or one without an evaluation
+        said, sections = image_by_image(first, second)
+        return ["<h2>The best of each, image by image</h2>", f"<p>{html.escape(said)}</p>", *sections]
+    return []
+
+
+def image_by_image(first, second) -> tuple[str, list[str]]:
+    """Returns a sentence and sections that compare the predictions in two folders. Raises UserError, OSError."""
     names = [str(first), str(second)]
     classes = by_class(read(Path(first)), read(Path(second)), names)
     found = {verdict: [file for own in classes.values() for file in own[verdict]] for verdict in range(4)}
@@ -64,11 +79,9 @@ def comparison(first, second) -> tuple[str, str]:
                      html_table([{"file": file} for file in sorted(found[verdict])[:MOST]]))
              for verdict, name in ((1, "first"), (2, "second"))]
     rows = [{"class": name} | row(counted(own)) for name, own in classes.items()]
-    sections = [f'<p class="result">{html.escape(said)}</p>', f"<p>First: {html.escape(names[0])}. "
-                f"Second: {html.escape(names[1])}.</p>", "<h2>By class</h2>",
-                html_table([{"class": "all"} | row(counts), *sorted(rows, key=lambda one: one["gain"])]),
-                "<h2>Images</h2>", *lists]
-    return page("Two evaluations of the same images", sections), said
+    by_gain = sorted(rows, key=lambda one: float(one["gain"]))
+    return said, [f"<p>First: {html.escape(names[0])}. Second: {html.escape(names[1])}.</p>",
+                  html_table([{"class": "all"} | row(counts), *by_gain]), *lists]
 
 
 def read(folder: Path) -> dict[str, tuple[str, bool]]:

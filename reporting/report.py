@@ -113,13 +113,30 @@ def report(run: RunData) -> str:
     return page(run.folder.name, sections, reload_seconds(run), f"{reached} {run.flags['model']}, {run.folder.name}")
 
 
-def evaluation_page(title: str, result: Sequence[str], made: dict, about: dict[str, str]) -> str:
+def evaluation_page(title: str, summary: dict, result: Sequence[str], made: dict, about: dict[str, str]) -> str:
     """Returns the page of an evaluation that is no part of a training.
 
-    result: lines of text. made: content of outcomes.json. about: name -> value, for the table at the end.
+    summary: of summary.json. result: lines of text. made: content of outcomes.json. about: name -> value, for the table
+    at the end.
     """
-    lines = "".join(f'<p class="result">{html.escape(line)}</p>' for line in result)
-    return page(title, [lines, *mistakes(made, "images"), "<h2>This evaluation</h2>", facts(about)])
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in result)
+    return page(title, [evaluation_figures(summary, made), lines, *mistakes(made, "images"),
+                        "<h2>This evaluation</h2>", facts(about)])
+
+
+def evaluation_figures(summary: dict, made: dict) -> str:
+    """Returns the most important numbers of an evaluation, large. Arguments as for `evaluation_page`."""
+    samples, wide = summary[metric.VAL_SAMPLES], len(made["classes"]) >= metric.TOP5_CLASSES
+    variants = {f"top-1 of the {short}": summary.get(prefix + metric.VAL_TOP1)
+                for prefix, (_, short) in metric.VARIANTS.items()}
+    certain = {"top-1": summary[metric.VAL_TOP1], **variants, "top-5": summary[metric.VAL_TOP5] if wide else None}
+    certain = {name: value for name, value in certain.items() if value is not None}
+    balanced = summary[metric.BALANCED_TOP1]
+    guess = summary[metric.VAL_GUESS_COUNT] / samples
+    shown = {name: rounded(value, interval(value, samples)) for name, value in certain.items()} | {
+        "balanced top-1": rounded(balanced, interval(balanced, summary[metric.BALANCED_SAMPLES])),
+        "guessing": rounded(guess, interval(certain["top-1"], samples)), "images": f"{samples:,}"}
+    return tiles(shown, {name: sentences.in_words(value, samples) for name, value in certain.items()})
 
 
 def reload_seconds(run: RunData) -> int | None:

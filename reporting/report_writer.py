@@ -1,6 +1,7 @@
 """Keeps report.html of a training up to date, from a thread.
 
-The thread writes classes.csv and what the page needs (run.json, outcomes.json and samples.jpg), and draws the page.
+The thread writes classes.csv and predictions.csv of the best evaluation and what the page needs (run.json,
+outcomes.json and samples.jpg), and draws the page.
 Training may wait meanwhile for Python's global lock. The thread therefore draws at most once in 10 s, and for at most
 1 % of a core's time.
 """
@@ -14,7 +15,18 @@ import numpy as np
 from PIL import Image
 
 from common.errors import complain, one_line
-from common.run_folder import CLASSES, COLUMNS, OUTCOMES, PAGE, ROWS, RUN, SAMPLE_IMAGES, RunFolder, top1_of
+from common.run_folder import (
+    CLASSES,
+    COLUMNS,
+    OUTCOMES,
+    PAGE,
+    PREDICTIONS,
+    ROWS,
+    RUN,
+    SAMPLE_IMAGES,
+    RunFolder,
+    top1_of,
+)
 from common.streams import Errors
 from reporting.about import about
 from reporting.outcomes import outcomes_json
@@ -23,6 +35,7 @@ from reporting.progress import ProgressDisplay
 from reporting.report import write_report
 from training.by_class import as_csv, by_class
 from training.observer import Evaluation, Observer, RunInfo, Update
+from training.outcomes import predictions_csv
 from training.restoring import best_outcomes
 
 EVERY = 10  # seconds, at least, between two drawings, and twice as many between two without an evaluation
@@ -44,7 +57,7 @@ class ReportWriter(Observer):
         self._is_ending = threading.Event()
         self._about = {}
         self._best = self._unwritten = None  # epoch and top1 of the best evaluation; its outcomes, until written
-        self._seconds_left = None
+        self._seconds_left = self._names = None
         self._problem = None
         self._is_drawn = False
 
@@ -153,9 +166,11 @@ class ReportWriter(Observer):
         if found:
             self._files.write(CLASSES, as_csv(by_class(*found.pairs, dataset.classes)))
             self._files.write(OUTCOMES, outcomes_json(found, dataset, best["epoch"]))
+            names = self._names = self._names or dataset.validation.names()
+            self._files.write(PREDICTIONS, predictions_csv(found, found.guesses, names, dataset.classes))
         else:
-            self._files.remove(CLASSES)
-            self._files.remove(OUTCOMES)
+            for name in (CLASSES, OUTCOMES, PREDICTIONS):
+                self._files.remove(name)
         if self._unwritten is found:
             self._unwritten = None
 

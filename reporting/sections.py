@@ -241,7 +241,7 @@ def worst(made: dict) -> list[str]:
         label, predicted = (html.escape(made["classes"][sample[name]]) for name in ("label", "predicted"))
         small = ' class="pixels"' if sample["width"] < 64 else ""
         name = html.escape(sample["name"])
-        file = name.rpartition(" in ")[0] or name.rpartition("/")[2]
+        file = name.rpartition(" in ")[0] or "/".join(name.split("/")[-2:])  # with the folder, which is the class
         sure = "" if sample.get("probability") is None else f" {sample['probability']:.0%}"
         shown.append(
             f'<figure><img{small} src="{html.escape(sample["image"])}" alt="{label}, predicted as {predicted}" '

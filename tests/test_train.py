@@ -42,7 +42,8 @@ def test_the_digits_reach_97_percent(tmp_path):
 def test_the_run_folder_holds_what_is_promised(digits_run):
     folder, done = digits_run
     names = {"plan.json", "flags.txt", "metrics.jsonl", "times.jsonl", "steps.jsonl", "summary.json", "run.json",
-             "outcomes.json", "classes.csv", "samples.jpg", "checkpoints", "tensorboard", "report.html", ".lock"}
+             "outcomes.json", "classes.csv", "predictions.csv", "samples.jpg", "checkpoints", "tensorboard",
+             "report.html", ".lock"}
     assert {path.name for path in folder.iterdir()} == names
     assert [{*row} for row in rows(folder)] == [ROW] * 3
     assert [row["epoch"] for row in rows(folder)] == [1, 2, 3]

@@ -1,7 +1,12 @@
-"""What an evaluation finds for each validation sample."""
+"""What an evaluation finds for each validation sample, and predictions.csv, which says so."""
+import csv
+import io
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from common.errors import shown
 
 
 class Outcomes(NamedTuple):
@@ -20,3 +25,29 @@ class Outcomes(NamedTuple):
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """The labels and the predicted classes, int64 (samples,)."""
         return self.labels.astype(np.int64), self.predicted.astype(np.int64)
+
+    @property
+    def guesses(self) -> tuple[np.ndarray, np.ndarray]:
+        """The predicted classes and their probabilities, float32 (samples, 1) each, as EvaluationResult.guesses."""
+        return np.asarray(self.predicted)[:, None], np.asarray(self.probabilities)[:, None]
+
+
+def heads(best: int) -> list[str]:
+    """Returns the heads of the columns of the `best` most probable classes in predictions.csv."""
+    return [f"{what}_{rank}" for rank in range(1, best + 1) for what in ("class", "probability")]
+
+
+def predictions_csv(outcomes: Outcomes, guesses: tuple[np.ndarray, np.ndarray], names: Sequence[str],
+                    classes: Sequence[str]) -> str:
+    """Returns the content of predictions.csv: file, label, predicted class and the most probable classes of each image.
+
+    guesses: as EvaluationResult.guesses. names: of the images. classes: names in label order.
+    """
+    written, classes = io.StringIO(), [shown(name) for name in classes]
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(["file", "label", "predicted", *heads(guesses[0].shape[1])])
+    for name, label, predicted, *guess in zip(names, *outcomes.pairs, *guesses, strict=True):
+        cells = [cell for number, probability in zip(*guess, strict=True)
+                 for cell in (classes[int(number)], f"{probability:.6f}")]
+        table.writerow([shown(name), classes[label], classes[predicted], *cells])
+    return written.getvalue()

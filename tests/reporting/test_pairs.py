@@ -5,8 +5,11 @@ import re
 import pytest
 
 from common.errors import UserError
+from reporting import compare
 from reporting.pairs import Counts, comparison, is_evaluation
 from reporting.report import main
+from reporting.run_data import RunData
+from tests.rigs.run_files import whole
 
 
 def evaluated(folder, verdicts: str, change=lambda rows: None):
@@ -49,6 +52,17 @@ def test_the_page_and_the_line(tmp_path, capsys, monkeypatch):
         assert words in " ".join(page.split()), words
     better = comparison(first, evaluated(tmp_path / "third", "r" * 15))[1]
     assert better.endswith("a probability of 0.0039 (exact McNemar test), so the second is better.")
+
+
+def test_two_runs_are_compared_image_by_image_too(tmp_path):
+    """Those of the same images alone."""
+    runs = [evaluated(tmp_path / name, verdicts) for name, verdicts in (
+        ("a", "rwwwwwwrrwrrwwr"), ("b", "wrrrrrrrrwrrwwr"), ("c", "r" * 14))]
+    for folder in runs:
+        whole(folder)
+    said = "Of 15 images, the second is right where the first is wrong: 6; the reverse: 1."
+    page, other = (compare.comparison([RunData.read(folder) for folder in two])[0] for two in (runs[:2], runs[1:]))
+    assert said in page and "image by image" in page and "image by image" not in other
 
 
 @pytest.mark.parametrize(("change", "message"), [

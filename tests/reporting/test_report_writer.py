@@ -131,6 +131,10 @@ def test_the_figures_are_those_of_the_best_evaluation_also_after_a_resume(info, 
     writer.close()
     made = files.read("outcomes.json")
     assert made["epoch"] == 2 and not made["worst"] and sum(label == of for label, of, _ in made["confusion"]) == 10
+    with (info.folder / "predictions.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [one["predicted"] for one in rows] == [one["label"] for one in rows] and len(rows) == 360
+    assert [float(one["probability_1"]) for one in rows] == pytest.approx(other.probabilities, abs=1e-6)
     page = (info.folder / "report.html").read_text()
     assert "validation top-1, best, epoch 2</dt><dd>75%" in page and "last epoch</dt><dd>62%" in page
     assert "After epoch 2, the best, 0 of 360 validation images are classified wrongly" in page
