@@ -169,11 +169,11 @@ def bars(title: str, rows: Sequence[tuple[str, float, bool]]) -> str:
 def forest(title: str, rows: Sequence[tuple[str, float, float, float, str]], marks: Sequence[tuple[str, float]]) -> str:
     """Returns values with their intervals, one below the other. rows: (name, value, low, high, text), top first.
 
-    marks: (label, value) of vertical lines.
+    marks: (label, value) of vertical lines. The first is inside of the plot, and others that are far away at its edge.
     """
-    ends = [end for _, _, *bounds, _ in rows for end in bounds] + [value for _, value in marks]
+    ends = [*(end for _, _, *bounds, _ in rows for end in bounds), marks[0][1]]
     at = _axis(min(ends), max(ends), 2, 98)  # in percent of the width
-    lines = "".join(f'<b style="left:{at(value):.2f}%" class="c{colour}"></b>'
+    lines = "".join(f'<b style="left:{min(max(at(value), 0), 100):.2f}%" class="c{colour}"></b>'
                     for colour, (_, value) in enumerate(marks))
     body = "".join(
         f'<dt>{html.escape(name)}</dt><dd><span>{lines}'

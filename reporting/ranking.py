@@ -212,7 +212,9 @@ def differences(ranked: Sequence[Setting]) -> str:
     first, *others = ranked[:MOST_DRAWN]
     rows = [(one.name, *(100 * value for value in one.lead(first)), in_points(one, first)) for one in others]
     figure = reported([row for one in ranked for row in one.rows])
-    marks = [(first.name, 0.0)] + ([("reported", 100 * (figure - first.mean))] if figure is not None else [])
+    marks = [(first.name, 0.0)]
+    if figure is not None:
+        marks.append((f"reported, {100 * (figure - first.mean):+.1f}", 100 * (figure - first.mean)))
     return charts.forest("Top-1 minus that of the highest, in points, with 95% intervals", rows, marks)
 
 

@@ -241,7 +241,8 @@ def worst(made: dict) -> list[str]:
         label, predicted = (html.escape(made["classes"][sample[name]]) for name in ("label", "predicted"))
         small = ' class="pixels"' if sample["width"] < 64 else ""
         name = html.escape(sample["name"])
-        file = name.rpartition(" in ")[0] or "/".join(name.split("/")[-2:])  # with the folder, which is the class
+        kept = 1 if ", record " in name else 2  # an image's own folder, which is its class, and not that of a shard
+        file = name.rpartition(" in ")[0] or "/".join(name.split("/")[-kept:])
         sure = "" if sample.get("probability") is None else f" {sample['probability']:.0%}"
         shown.append(
             f'<figure><img{small} src="{html.escape(sample["image"])}" alt="{label}, predicted as {predicted}" '

@@ -302,7 +302,7 @@ def test_the_differences_are_drawn_with_the_reported_figure():
     for mark, low, (lead, least, _) in zip(places["u"], places["i"], texts, strict=True):
         assert mark - places["b"][0] == pytest.approx(scale * float(lead), abs=0.6 * scale)
         assert low - places["b"][0] == pytest.approx(scale * float(least), abs=0.6 * scale)
-    assert re.findall("</svg>(.*?)</li>", drawn) == ["learning rate 1", "reported"]
+    assert re.findall("</svg>(.*?)</li>", drawn) == ["learning rate 1", "reported, -1.0"]
     assert differences(grid[:1]) == "" and reported([{"reported": "top-1 59 %"}, {"reported": None}]) is None
 
 
