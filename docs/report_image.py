@@ -28,8 +28,9 @@ def recipe_flags() -> dict[str, str]:
 
 
 def result(summary: dict) -> str:
-    """Returns what README quotes of the line on the terminal: all but the seconds."""
-    return result_lines(summary, DIGITS_CLASSES)[0].removeprefix("validation: ").partition("; ")[0]
+    """Returns what README quotes of the last evaluation on the terminal: all but the seconds."""
+    [line] = [line for line in result_lines(summary, DIGITS_CLASSES) if "validation: " in line]
+    return line.partition("validation: ")[2].partition("; ")[0]
 
 
 def main(run: Path) -> None:
