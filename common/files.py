@@ -1,7 +1,9 @@
 """Atomic file writes, strict JSON, fsync, locks, and folders that last as long as the processes that hold them."""
 import contextlib
+import csv
 import errno
 import fcntl
+import io
 import json
 import math
 import os
@@ -11,7 +13,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from common.errors import UserError, complain, full_disk
@@ -93,6 +95,13 @@ def append(path, text: str) -> None:
 
 def write_json(path, content, durable: bool = False) -> None:
     write_atomically(path, as_json(content, indent=1) + "\n", durable)
+
+
+def as_csv(rows: Iterable[Iterable]) -> str:
+    """Returns rows of cells as CSV. None is an empty cell. The first row has the heads."""
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(rows)
+    return written.getvalue()
 
 
 def as_json(content, indent=None, ensure_ascii: bool = True) -> str:

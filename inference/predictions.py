@@ -1,12 +1,11 @@
 """What --mode=predict writes into --output_dir: predictions.csv, and a page with the pictures."""
-import csv
 import html
-import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common.cores import cores_of_worker
 from common.errors import shown
+from common.files import as_csv
 from common.run_folder import PAGE, PREDICTIONS, RunFolder
 from data.images import Rejected, Rules, store
 from reporting.outcomes import thumbnail
@@ -26,19 +25,16 @@ def write_predictions(folder: Path, rows: list[dict], about: dict[str, str]) -> 
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = RunFolder(folder)
-    files.write(PREDICTIONS, as_csv(rows))
+    files.write(PREDICTIONS, predictions_csv(rows))
     files.write(PAGE, predictions_page(f"{folder.absolute().name}: predictions", rows, about))
     files.save_or_raise()
 
 
-def as_csv(rows: list[dict]) -> str:
+def predictions_csv(rows: list[dict]) -> str:
     """Returns the content of predictions.csv: file, and the most probable classes with their probabilities."""
-    written = io.StringIO()
-    table = csv.writer(written, lineterminator="\n")
-    table.writerow(["file", *heads(len(rows[0]["top"]))])
-    table.writerows([shown(row["file"]), *(cell for guess in row["top"] for cell in (
-        shown(guess["class"]), guess["probability"]))] for row in rows)
-    return written.getvalue()
+    return as_csv([["file", *heads(len(rows[0]["top"]))], *(
+        [shown(row["file"]), *(cell for guess in row["top"] for cell in (shown(guess["class"]), guess["probability"]))]
+        for row in rows)])
 
 
 def predictions_page(title: str, rows: list[dict], about: dict[str, str]) -> str:

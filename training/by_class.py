@@ -1,11 +1,9 @@
 """How well each class is recognized: recall, precision and F1, and their means over the classes."""
-import csv
-import io
 from collections.abc import Sequence
 
 import numpy as np
 
-from common import metric
+from common import files, metric
 from common.accuracy import interval
 
 WEAKEST = 3  # weakest classes in summary.json
@@ -75,8 +73,4 @@ def weakest(rows: list[dict]) -> list[dict]:
 
 def as_csv(rows: list[dict]) -> bytes:
     """Returns the content of classes.csv, UTF-8. None is an empty field."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode(errors="backslashreplace")
+    return files.as_csv([rows[0], *(row.values() for row in rows)]).encode(errors="backslashreplace")

@@ -1,12 +1,11 @@
 """What an evaluation finds for each validation sample, and predictions.csv, which says so."""
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from common.errors import shown
+from common.files import as_csv
 
 
 class Outcomes(NamedTuple):
@@ -43,11 +42,9 @@ def predictions_csv(outcomes: Outcomes, guesses: tuple[np.ndarray, np.ndarray], 
 
     guesses: as EvaluationResult.guesses. names: of the images. classes: names in label order.
     """
-    written, classes = io.StringIO(), [shown(name) for name in classes]
-    table = csv.writer(written, lineterminator="\n")
-    table.writerow(["file", "label", "predicted", *heads(guesses[0].shape[1])])
+    classes, rows = [shown(name) for name in classes], [["file", "label", "predicted", *heads(guesses[0].shape[1])]]
     for name, label, predicted, *guess in zip(names, *outcomes.pairs, *guesses, strict=True):
         cells = [cell for number, probability in zip(*guess, strict=True)
                  for cell in (classes[int(number)], f"{probability:.6f}")]
-        table.writerow([shown(name), classes[label], classes[predicted], *cells])
-    return written.getvalue()
+        rows.append([shown(name), classes[label], classes[predicted], *cells])
+    return as_csv(rows)
