@@ -128,10 +128,11 @@ class Listing:
     kinds: suffix (`kind`) of each image that is neither JPEG nor PNG, by its path.
     folders: name of each folder, in normal form -> whether it has images.
     left_out: see `images`.
-    table: that names the images, or None.
+    table: that names the images, or None. flags: of data.prepare, with which it reads the table alike.
     """
 
     table: Path | None = None
+    flags: tuple[str, ...] = ()
 
     def __init__(self, path, classes: Sequence[str] | None = None):
         """Raises OSError. classes: names in label order, in normal form. Default: the sorted names of the folders.
@@ -150,10 +151,10 @@ class Listing:
         self.folders = dict.fromkeys(map(normal, folders), False) | dict.fromkeys(map(normal, found), True)
 
     @classmethod
-    def of_table(cls, table: Path, files: Sequence[str], labels: np.ndarray) -> "Listing":
+    def of_table(cls, table: Path, files: Sequence[str], labels: np.ndarray, flags: tuple[str, ...] = ()) -> "Listing":
         """Returns the images of a table. files: relative to its folder. labels: int64 (images,)."""
         listing = cls.__new__(cls)
-        listing.table, listing.files, listing.labels = table, [*files], labels
+        listing.table, listing.files, listing.labels, listing.flags = table, [*files], labels, flags
         kinds = {file: kind(table.parent, file) for file in files}
         listing.kinds = {file: suffix for file, suffix in kinds.items() if suffix in UNREAD_SUFFIXES | RARE_SUFFIXES}
         listing.folders, listing.left_out = {}, {}

@@ -137,7 +137,7 @@ class Split:
         [path] = self.paths
         [listing] = self.indexes or (None,)
         if listing is not None and listing.table:
-            return class_folders.conversion(listing.table, *flags)
+            return class_folders.conversion(listing.table, *flags, *listing.flags)
         folder, own = (path.parent, []) if self.fraction.is_nothing else (
             path, [f"--validation_fraction={self.fraction:g}"])
         then = {"then": "this command with --data_dir={}"} if self.fraction.is_everything else {}

@@ -1,6 +1,7 @@
 """Resolves --data_dir: a prepared dataset, a folder of images per class, a table, a built-in or synthetic dataset."""
 import itertools
 import os
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -61,8 +62,10 @@ def open_table(path: Path, fraction: SetAside, label_column: str | None) -> Data
         [(files, labels)] = parts
         chosen = set_aside(files, labels, fraction)
         parts = [([*itertools.compress(files, which)], labels[which]) for which in (~chosen, chosen)]
-    listings = [Listing.of_table(path, [os.path.relpath(path.parent / file, path.parent) for file in files], labels)
-                for files, labels in parts]
+    flags = (f"--label_column={shlex.quote(label_column)}",) if label_column else ()
+    flags += (f"--validation_fraction={fraction:g}",) if fraction.is_part else ()
+    listings = [Listing.of_table(path, [os.path.relpath(path.parent / file, path.parent) for file in files], labels,
+                                 flags) for files, labels in parts]
     if not len(listings[1]):
         raise UserError(f"--data_dir: {path} has no class with two images, of which one could be for validation")
     splits = [Split("folder", (path.parent,), (len(listing),), (listing,), fraction=fraction) for listing in listings]

@@ -58,6 +58,11 @@ def files(dataset: Dataset) -> dict[str, tuple[int, int]]:
 
 
 def _shard_files(split: Split, path: Path) -> list[Path]:
+    if split.format == "folder" and (listing := split.entries[0]).table:
+        if outside := next((file for file in listing.files if file.startswith("../")), None):
+            raise UserError(f"--stage_dir: {outside} lies outside of the folder of {listing.table}; remove the flag, "
+                            f"or {split.conversion()}")
+        return [path / file for file in listing.files]
     if path.is_dir():
         return [path / file for file in walk(path)[0] if file != "lock.mdb"]
     index = split.kind.index_path(path)

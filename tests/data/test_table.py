@@ -12,6 +12,7 @@ from common.errors import UserError
 from data import facts
 from data.dataset import open_dataset
 from data.named import is_table, open_named
+from data.staging import local_copy
 from tests.rigs.pictures import CLASSES, command, contents, encode, fill, picture
 
 
@@ -323,13 +324,34 @@ def test_a_table_in_place_has_its_problems_named(photos, tmp_path):
             ([("file", "label"), ("mine/gone.jpg", "dog"), *rows], {}, "line 2: there is no file"),
             ([("file", "species"), *rows], {}, "; --label_column=species says which one has the classes"),
             ([("file", "label"), rows[0], rows[-1]], {}, "has no class with two images"),
-            ([("file", "label"), *rows, ("phone.jpg", "dog")], {}, "--source={}/labels.csv --output=")):
+            ([("file", "species"), *rows, ("phone.jpg", "dog")], {"label_column": "species"},
+             "--source={0}/labels.csv --output={0}/labels.csv-prepared --format=tfrecord --label_column=species "
+             "--validation_fraction=0.3`")):
         (tmp_path / "phone.jpg").write_bytes(encode(picture(1), "HEIF"))
         table = write(tmp_path / "labels.csv", changed)
         with pytest.raises(UserError) as raised:
             open_named(str(table), fraction=0.3, **flags)
         assert message.format(tmp_path) in str(raised.value) and "--source:" not in str(raised.value)
     assert not is_table(str(tmp_path / "none.csv")) and not is_table("digits")
+
+
+def test_the_images_of_a_table_are_staged(photos, tmp_path):
+    """Those of the table alone, and none that lies elsewhere."""
+    shutil.copytree(photos, tmp_path / "mine")
+    (tmp_path / "disk").mkdir()
+    rows = [(f"mine/{path}", path.partition("/")[0]) for path in paths(photos)]
+    dataset = open_named(str(write(tmp_path / "labels.csv", [("file", "label"), *rows])), fraction=0.3)
+    (tmp_path / "mine" / "dog" / "other.jpg").write_bytes(b"not in the table")
+    copied = local_copy.stage(dataset, tmp_path / "disk")
+    assert paths(copied.folder) == sorted(file for file, _ in rows) and copied.folder.is_relative_to(tmp_path / "disk")
+    for split in ("train", "validation"):
+        ours, theirs = (getattr(one, split) for one in (dataset, copied))
+        assert [*ours.records(np.arange(ours.samples))] == [*theirs.records(np.arange(ours.samples))]
+    (tmp_path / "deep").mkdir()
+    outside = open_named(str(write(tmp_path / "deep" / "labels.csv", [("file", "label"), *(
+        (f"../{file}", label) for file, label in rows)])), fraction=0.3)
+    with pytest.raises(UserError, match=r"^--stage_dir: \.\./mine/.* lies outside of the folder of .*/deep"):
+        local_copy.stage(outside, tmp_path / "disk")
 
 
 @pytest.mark.trainings
