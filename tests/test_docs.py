@@ -12,7 +12,7 @@ from conftest import BIN, ROOT, environment, forks, require_fashion, require_too
 from PIL import Image
 
 from common.flags import names
-from docs import flag_list, report_image
+from docs import flag_list, report_image, results
 from plan.settings import Launch, Recipe, Run
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -152,3 +152,19 @@ def test_the_picture_of_the_report_is_of_todays_recipe_and_has_readmes_figures(p
         about = picture.text
     assert json.loads(about["flags"]) == report_image.recipe_flags()
     assert f"validation: {about['result']}" in (ROOT / "README.md").read_text()
+
+
+def test_the_results_are_those_of_the_runs_that_are_kept():
+    """The page has the generated table, and each accuracy is that of the images counted in its evaluation."""
+    page = results.DOCUMENT.read_text()
+    assert results.table(results.runs()) in page and results.FIGURE.exists()
+    for name, seeds in results.runs().items():
+        for number, one in enumerate(seeds):
+            folder = results.FOLDER / name / f"seed{number}"
+            trained, evaluated, about = (json.loads((folder / f"{file}.json").read_text())
+                                         for file in ("summary", "evaluation", "run"))
+            assert one.top1 == pytest.approx(100 * trained["val_top1_count"] / trained["val_samples"])
+            assert one.views_top1 == pytest.approx(100 * evaluated["views_val_top1_count"] / evaluated["val_samples"])
+            assert evaluated["val_top1_count"] == trained["val_top1_count"]  # the checkpoint of the last update
+            assert f"{one.top1:.2f}" in page and f"{one.views_top1:.2f}" in page
+            assert not about["git"]["changed"] and f"--seed={number}" in about["command"]

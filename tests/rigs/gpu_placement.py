@@ -1,4 +1,5 @@
 """Where TensorFlow would put a graph's operations on a machine with a GPU: as its registry of kernels has it."""
+import functools
 import os
 from collections.abc import Iterator
 
@@ -17,10 +18,17 @@ def operations(graph) -> Iterator[tuple[str, dict]]:
         yield function.signature.name, {node.name: node for node in function.node_def}
 
 
+@functools.cache  # TensorFlow makes the list anew in each call
+def gpu_kernels(op: str) -> list:
+    """The kernels for GPUs of a kind of operation."""
+    return [kernel for kernel in kernels.get_registered_kernels_for_op(op).kernel
+            if kernel.device_type in ("GPU", "DEFAULT")]
+
+
 def gpu_kernel(node):
     """The GPU kernel that a node would have, or None."""
-    for kernel in kernels.get_registered_kernels_for_op(node.op).kernel:
-        if kernel.device_type in ("GPU", "DEFAULT") and all(_allows(one, node) for one in kernel.constraint):
+    for kernel in gpu_kernels(node.op):
+        if all(_allows(one, node) for one in kernel.constraint):
             return kernel
     return None
 
