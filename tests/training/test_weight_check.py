@@ -94,9 +94,8 @@ def test_the_checksum_is_that_of_numpy(piece, monkeypatch):
     monkeypatch.setattr(weight_check, "SLICE", piece)
     weight_check._odd_numbers.cache_clear()
     values = values_of(np.random.default_rng(0))
-    assert found(values) == expected(values)
-    assert weight_check.in_hexadecimal(int(weight_check.checksum([*map(tf.constant, values)]))) == (
-        f"{expected(values):016x}")
+    made = int(weight_check.checksum([*map(tf.constant, values)]))
+    assert made % 2**64 == expected(values) and weight_check.in_hexadecimal(made) == f"{expected(values):016x}"
     weight_check._odd_numbers.cache_clear()
 
 
