@@ -37,8 +37,7 @@ class Recipe:
     """What to train. The same on any number of workers."""
 
     data_dir: str = flag("digits", "Dataset: a folder of data.prepare, or its address (s3://BUCKET/FOLDER), images "
-        "(CLASS/*, or train/CLASS/* and val/CLASS/*), a table of files and labels, digits, fashion, cifar10, or "
-        "synthetic:SAMPLES.",
+        "(CLASS/*; train/CLASS/*, val/CLASS/*), labels.csv, digits, fashion, cifar10, synthetic:SAMPLES.",
         path=True, screen="Data and model")
     model: str = flag("resnet20", "Model to train. ResNets are v1.5, and *_v1 as first published. resnet50_nvcaffe and "
         "alexnet_bn* follow the LARS authors' files. resnet20, resnet10_narrow and *convnet* are for small images. "
