@@ -63,7 +63,8 @@ class Counter:
 
     The clock of the rate starts with the first call of `add`, after the program has loaded what it needs.
 
-    total: the sum of all counts that `add` will get.
+    done: the sum of all counts so far.
+    total: that which it will reach.
     unit: name of what is counted.
     scale: counts in one unit, such as 1e6 for bytes that are shown in MB.
     """
@@ -71,7 +72,7 @@ class Counter:
     def __init__(self, name: str, total: int, unit: str, scale: float = 1, is_hidden: bool = False):
         self._name, self._total, self._unit, self._scale = name, total, unit, scale
         self._is_hidden = is_hidden
-        self._done = self._before = 0  # now, and when the clock started
+        self.done = self._before = 0  # now, and when the clock started
         self._began = self._shown = None
         self._screen = None
 
@@ -87,23 +88,23 @@ class Counter:
             self._screen = None
 
     def add(self, count: int) -> None:
-        self._done += count
+        self.done += count
         now = time.perf_counter()
         if self._is_hidden or not count:
             return
         if self._began is None:
-            self._began, self._before, self._shown = now, self._done, now + SHORTEST - PRINTED_EVERY
+            self._began, self._before, self._shown = now, self.done, now + SHORTEST - PRINTED_EVERY
         terminal = on_terminal()
         if now - self._began >= SHORTEST and now - self._shown >= (REDRAWN_EVERY if terminal else PRINTED_EVERY):
             self._shown = now
-            self._show(terminal, (self._done - self._before) / (now - self._began))
+            self._show(terminal, (self.done - self._before) / (now - self._began))
 
     def _show(self, terminal, rate):
-        figures = [f"{self._done / self._scale:,.0f} of {self._total / self._scale:,.0f} {self._unit}",
-                   f"{rate / self._scale:,.0f} {self._unit}/s", f"{clock_time((self._total - self._done) / rate)} left"]
+        figures = [f"{self.done / self._scale:,.0f} of {self._total / self._scale:,.0f} {self._unit}",
+                   f"{rate / self._scale:,.0f} {self._unit}/s", f"{clock_time((self._total - self.done) / rate)} left"]
         if terminal:
             self._screen = self._screen or Screen(self._name)
-            self._screen.draw((self._done / self._total, figures))
+            self._screen.draw((self.done / self._total, figures))
         else:
             print(f"{self._name}: {', '.join(figures)}", file=sys.stderr, flush=True)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from common.activity import startup
+from common.activity import activity, startup
 from common.errors import UserError, complain, reason
 from common.files import stand_in
 from common.screen import Counter
@@ -102,7 +102,7 @@ def without_damaged(dataset: Dataset, world: World) -> Dataset:
         new = world.broadcast(new, "new images")
         own = new[world.rank::world.size]
         counter = Counter(DECODING, len(own), "images", is_hidden=world.rank > 0)
-        with world.raise_on_all_ranks(), counter:
+        with world.raise_on_all_ranks(), counter, activity.during(DECODING, lambda: (counter.done, None)):
             fails = damaged.are_damaged([names[number] for number in own], world.cores, counter.add)
         found = np.sort(np.concatenate(world.gather(own[fails], "damaged images")))
     if world.rank == 0 and len(new):
