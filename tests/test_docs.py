@@ -3,6 +3,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +159,8 @@ def test_the_results_are_those_of_the_runs_that_are_kept():
     """The page has the generated table, and each accuracy is that of the images counted in its evaluation."""
     page = results.DOCUMENT.read_text()
     assert results.table(results.runs()) in page and results.FIGURE.exists()
+    mean = statistics.fmean(one.views_top1 for one in results.runs()["airbench"])
+    assert f"{mean:.2f} % in the mean of" in (ROOT / "README.md").read_text()
     for name, seeds in results.runs().items():
         for number, one in enumerate(seeds):
             folder = results.FOLDER / name / f"seed{number}"
