@@ -57,7 +57,7 @@ def cells(seeds: list[Run]) -> list[str]:
         found += [f"**{statistics.fmean(values):.2f} %**" if values else "", ", ".join(map("{:.2f}".format, values))]
     hours = ", ".join(f"{one.processor_hours:.2f}" for one in seeds)
     commits = ", ".join(dict.fromkeys(one.revision for one in seeds))
-    return [f"[{title}](../{recipe})", seeds[0].recipe["reported"], *found, hours, commits]
+    return [f"`{recipe}`: {title}", seeds[0].recipe["reported"], *found, hours, commits]
 
 
 def table(found: dict[str, list[Run]]) -> str:
