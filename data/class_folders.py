@@ -145,7 +145,7 @@ class Listing:
         kinds, self.left_out = images(path)
         self.left_out["images in no class folder"] = [file for file in kinds if "/" not in file]
         self.files = [file for file in kinds if "/" in file]
-        self.kinds = {file: kinds[file] for file in self.files if kinds[file] in UNREAD_SUFFIXES | RARE_SUFFIXES}
+        self.kinds = _rare_or_unread({file: kinds[file] for file in self.files})
         found = [file.partition("/")[0] for file in self.files]
         self.labels = np.array([labels[folder] for folder in found], np.int64)
         self.folders = dict.fromkeys(map(normal, folders), False) | dict.fromkeys(map(normal, found), True)
@@ -155,8 +155,7 @@ class Listing:
         """Returns the images of a table. files: relative to its folder. labels: int64 (images,)."""
         listing = cls.__new__(cls)
         listing.table, listing.files, listing.labels, listing.flags = table, [*files], labels, flags
-        kinds = {file: kind(table.parent, file) for file in files}
-        listing.kinds = {file: suffix for file, suffix in kinds.items() if suffix in UNREAD_SUFFIXES | RARE_SUFFIXES}
+        listing.kinds = _rare_or_unread({file: kind(table.parent, file) for file in files})
         listing.folders, listing.left_out = {}, {}
         return listing
 
@@ -221,6 +220,11 @@ def with_images(classes: Sequence[str], listings: Sequence[Listing]) -> tuple[st
     for listing in listings:
         listing.labels = np.searchsorted(present, listing.labels)
     return tuple(classes[label] for label in present)
+
+
+def _rare_or_unread(kinds: dict[str, str]) -> dict[str, str]:
+    """Returns the images that DALI reads in part or not at all. kinds: suffix of each image, by its path."""
+    return {file: suffix for file, suffix in kinds.items() if suffix in UNREAD_SUFFIXES | RARE_SUFFIXES}
 
 
 def _is_unread(path: str) -> bool:

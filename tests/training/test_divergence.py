@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from conftest import DIGITS, ROOT, TINY, rows, run
 
-from common.errors import UserError
+from common.errors import UserError, plural
 from common.run_folder import RunFolder
 from data import synthetic
 from data.mixing import Mixing
@@ -210,7 +210,8 @@ def test_a_rollback_to_the_first_phase_hands_over_to_its_workers(tmp_path, monke
     for workers, following, where in ((1, 2, "after step 11 of 16"), (2, 1, "after step 0 of 16"),
                                       (1, 2, "after step 11 of 16")):
         done = run("mpirun", workers, *flags)
-        assert done.returncode == 75 and f"the phase {where} needs {following} worker" in done.stderr, done.stderr
+        needed = f"the phase {where} needs {plural(following, 'worker')}; continue there with "
+        assert done.returncode == 75 and needed in done.stderr, done.stderr
         assert json.loads((tmp_path / "run.json").read_text())["next_workers"] == following
         assert done.stderr.count("rolled back to") == (workers == 2)
     assert run("mpirun", 2, *flags).returncode == 0
