@@ -87,21 +87,27 @@ def test_the_report_shows_in_a_browser_and_needs_nothing_else(digits_run, tmp_pa
         assert word in shown.stdout
 
 
-def test_evaluation_counts_the_same_on_three_workers(digits_run, tmp_path):
+@pytest.mark.parametrize("best", [pytest.param(False, marks=pytest.mark.trainings), True])
+def test_evaluation_counts_the_same_on_three_workers(digits_run, tmp_path, best):
+    """The best evaluation, by metrics.jsonl's row of its epoch and the files of outcomes, and the last one."""
     folder, _ = digits_run
-    done = train("--mode=evaluate", f"--checkpoint={folder}/checkpoints", f"--output_dir={tmp_path}",
-                 kind="horovodrun", workers=3)
-    ours, theirs = printed_json(done), json.loads((folder / "summary.json").read_text())
-    assert [ours[name] for name in COUNTS] == [theirs[name] for name in COUNTS]
-    assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-5)
-    assert ours["world_size"] == 3 and ours["epochs"] == 3
+    done = train("--mode=evaluate", f"--checkpoint={folder}/checkpoints{'/best' if best else ''}",
+                 f"--output_dir={tmp_path}", kind="horovodrun", workers=3)
+    ours, training = printed_json(done), json.loads((folder / "summary.json").read_text())
+    epoch = training["best_epoch"] if best else 3
+    row = rows(folder)[epoch - 1]
+    assert row["epoch"] == ours["epochs"] == epoch
+    assert [ours["val_top1"], ours["val_top5"]] == [row["val_top1"], row["val_top5"]]
+    assert ours["val_loss"] == pytest.approx(row["val_loss"], rel=1e-5)
+    assert ours["world_size"] == 3
     assert json.loads((tmp_path / "summary.json").read_text()) == ours
-    assert RunFolder(tmp_path).ending() == {} and RunFolder(folder).ending() == theirs  # which alone ends a training
-    by_class = [(one / "classes.csv").read_text() for one in (folder, tmp_path)]
-    assert by_class[0] == by_class[1] and len(by_class[0].splitlines()) == 11
-    assert theirs["best_epoch"] == 3  # the last, so that one evaluation stands for both
-    assert [ours[name] for name in BY_CLASS] == [theirs[name] for name in BY_CLASS] == [
-        theirs[f"best_{name}"] for name in BY_CLASS]
+    assert RunFolder(tmp_path).ending() == {} and RunFolder(folder).ending() == training  # which alone ends a training
+    assert [ours[name] for name in BY_CLASS] == [training[f"best_{name}" if best else name] for name in BY_CLASS]
+    if best:
+        by_class = [(one / "classes.csv").read_text() for one in (folder, tmp_path)]
+        assert by_class[0] == by_class[1] and len(by_class[0].splitlines()) == 11
+    else:
+        assert [ours[name] for name in COUNTS] == [training[name] for name in COUNTS]
 
 
 @pytest.mark.parametrize(("kind", "workers"), [
