@@ -64,7 +64,7 @@ class Counter:
     The clock of the rate starts with the first call of `add`, after the program has loaded what it needs.
 
     done: the sum of all counts so far.
-    total: that which it will reach.
+    total: what `done` will be at the end.
     unit: name of what is counted.
     scale: counts in one unit, such as 1e6 for bytes that are shown in MB.
     """

@@ -28,8 +28,9 @@ class Line:
     x: Sequence[float]
     y: Sequence[float | None]  # None and numbers that are not finite leave a gap
     colour: int | None = None  # number of a colour; None: the line's index in the chart
-    # "": a line with dots; "dashed" (a plan), "faint" (noisy values): without dots; "interval": likewise, and may
-    # end in arrows outside of the chart; "dots": no line; "rest": grey, for lines beyond those that colours can tell.
+    # "": a line with dots; "dashed" (a plan), "faint" (noisy values) and "interval": without dots, and an interval
+    # may end in arrows outside of the chart; "dots": no line; "rest": grey, for lines beyond those that colours can
+    # tell.
     kind: str = ""
     steps: bool = False  # whether each value holds until the next x, instead of a straight line to the next value
     ring: float | None = None  # x of a point with a ring

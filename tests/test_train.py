@@ -97,7 +97,8 @@ def test_evaluation_counts_the_same_on_three_workers(digits_run, tmp_path, best)
     epoch = training["best_epoch"] if best else 3
     row = rows(folder)[epoch - 1]
     assert row["epoch"] == ours["epochs"] == epoch
-    assert [ours["val_top1"], ours["val_top5"]] == [row["val_top1"], row["val_top5"]]
+    assert [ours[name] for name in ("val_top1", "val_top5", "val_samples")] == [
+        row["val_top1"], row["val_top5"], training["val_samples"]]
     assert ours["val_loss"] == pytest.approx(row["val_loss"], rel=1e-5)
     assert ours["world_size"] == 3
     assert json.loads((tmp_path / "summary.json").read_text()) == ours
