@@ -40,7 +40,9 @@ def run(folder: Path) -> Run:
     seconds = map(float, (folder / "processor_seconds.txt").read_text().split())
     evaluation = folder / "evaluation.json"
     views = 100 * json.loads(evaluation.read_text())["views_val_top1"] if evaluation.exists() else None
-    return Run(about["recipe"], about["command"], about["git"]["revision"][:7], 100 * summary["val_top1"], views,
+    workers = summary["world_size"]
+    command = f"mpirun -np {workers} python {about['command']}" if workers > 1 else about["command"]
+    return Run(about["recipe"], command, about["git"]["revision"][:7], 100 * summary["val_top1"], views,
                sum(seconds) / 3600, [(row["epoch"], 100 * row["val_top1"]) for row in rows])
 
 
