@@ -7,8 +7,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from scipy.stats import binomtest
-
 from common.accuracy import QUANTILE
 from common.errors import UserError, plural
 from common.run_folder import PLAN, PREDICTIONS
@@ -33,8 +31,9 @@ class Counts(NamedTuple):
         Source: McNemar, "Note on the sampling error of the difference between correlated proportions", 1947, with the
         binomial distribution instead of its approximation.
         """
-        differing = self.first + self.second
-        return binomtest(self.second, differing).pvalue if differing else 1.0
+        from scipy.special import bdtr
+
+        return min(1.0, 2 * float(bdtr(min(self.first, self.second), self.first + self.second, 0.5)))
 
     @property
     def gain(self) -> tuple[float, float, float]:
