@@ -29,6 +29,7 @@ BIN = Path(sys.executable).parent
 IN_PROC = "--output_dir: " + ("/proc is not a writable folder" if os.geteuid() else "/proc/nowhere cannot be created")
 PRETEND_GPU = os.environ.get("BIGBATCH_PRETEND_GPU") == "1"  # test_gpu.py's tests run on the CPU
 TIERS = ("trainings", "launchers", "docs")  # which the default tests leave to .ci/run
+DEEP = ("resnet34", "resnet101", "resnet152", "resnet101_v1", "resnet152_v1")  # networks with more of what others have
 LONGEST = ("test_slurm.py", "test_train.py", "test_docs.py", "test_horovodrun.py", "test_kubernetes.py",
            "test_resume.py", "test_elastic.py", "test_exchange.py", "test_torus.py", "test_models.py",
            "test_applications.py", "test_first_gpu_hour.py", "test_same_bits.py", "test_xla.py",

@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import tensorflow as tf
+from conftest import DEEP
 from PIL import Image
 
 import model_zoo
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.trainings
 
 CLASSES = tuple(f"class é {number}" for number in range(7))
 PIXELS = np.random.default_rng(1).integers(0, 256, (3, 67, 67, 3), dtype=np.uint8)
-DEEP = ("resnet34", "resnet101", "resnet152", "resnet101_v1", "resnet152_v1")  # more of what others have
 MODELS = [pytest.param(name, marks=[pytest.mark.campaign] if name in DEEP else [])
           for name in (*model_zoo.ZOO, "keras:MobileNetV3Small")]
 

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import built
+from conftest import DEEP, built
 
 import model_zoo
 from model_zoo.whitened_convnet import ConstantNorm
@@ -64,8 +64,9 @@ def narrow(name, shape):
     return [*window, min(inputs, 24 + 16 * (inputs > outputs)), min(outputs, 24 + 16 * (outputs > inputs))]
 
 
-@pytest.mark.parametrize("network", [pytest.param(name, marks=[pytest.mark.trainings] * (name not in QUICK))
-                                     for name in NETWORKS])
+@pytest.mark.parametrize("network", [
+    pytest.param(name, marks=pytest.mark.campaign if name in DEEP else pytest.mark.trainings)
+    if name not in QUICK else name for name in NETWORKS])
 def test_each_kind_of_variable_of_each_network(network):
     random = np.random.default_rng(len(network))
     model = model_zoo.create_model(network, 7, model_zoo.MODELS[network].image_size)
