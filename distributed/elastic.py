@@ -4,10 +4,9 @@ import os
 from collections.abc import Callable
 
 import horovod.tensorflow as hvd
-import horovod.tensorflow.elastic as hvd_elastic
-from horovod.common.elastic import State
+from horovod.common.elastic import State, run_fn
 
-from distributed import services
+from distributed import connections, services
 
 COMMIT_STEPS = 10  # updates between the snapshots that all workers keep in memory
 
@@ -38,4 +37,11 @@ def restarting(attempt: Callable) -> Callable:
     The attempt has to raise HorovodInternalError if a worker is lost, and to call hosts.check_host_updates regularly.
     """
     services.restrict(os.environ["HOROVOD_GLOO_IFACE"])
-    return functools.partial(hvd_elastic.run(attempt), Hosts())
+    return functools.partial(run_fn(attempt, _restart), Hosts())
+
+
+def _restart() -> None:
+    hvd.shutdown()
+    connections.hang_up()
+    with connections.noted():
+        hvd.init()

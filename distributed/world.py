@@ -20,7 +20,7 @@ from common import launcher, open_mpi
 from common.activity import OTHERS, activity
 from common.cores import cores_of_worker
 from common.errors import Stopped, UserError, one_line, reason
-from distributed import gpus
+from distributed import connections, gpus
 from distributed.lost import is_lost
 
 HOST = "/cpu:0"  # device for exchanging objects: NCCL gains nothing there, and fails if workers share a GPU
@@ -229,7 +229,7 @@ def _init(process_sets) -> None:
     tf.get_logger().setLevel("ERROR")
     try:
         with (launcher.single_process_environment() if hvd.gloo_built() else contextlib.nullcontext(),
-              contextlib.nullcontext() if launcher.uses_gloo() else open_mpi.configured()):
+              contextlib.nullcontext() if launcher.uses_gloo() else open_mpi.configured(), connections.noted()):
             hvd.init(process_sets=process_sets or None)
     except ValueError:
         if not process_sets:

@@ -179,12 +179,13 @@ def test_workers_that_do_not_divide_the_batch_have_its_mean(tmp_path):
 
 @pytest.mark.launchers
 def test_a_worker_is_lost_and_the_rest_do_not_divide_the_batch(tmp_path):
-    """The result has the bits of one worker alone."""
+    """All notice at once. The result has the bits of one worker alone."""
     training = Elastic(tmp_path, ["localhost"] * 3 + ["127.0.0.1"], "--epochs=5", *UNEVEN, "--model=convnet")
     training.reach(22)
     training.worker_on("127.0.0.1").kill()
     summary, log = training.end()
     assert summary["world_size"] == 3 and "on 3 workers instead of 4" in log
+    assert "has not answered" not in log  # one that waits for workers that have shut down notices
     assert [row["samples"] for row in rows(training.folder)] == [
         -(-epoch * 1437 // 128) * 128 for epoch in range(1, 5)] + [5 * 1437 // 128 * 128]
     train(*FLAGS[1:], *UNEVEN, "--model=convnet", "--epochs=5", f"--output_dir={tmp_path}/alone", program=PROGRAM)
