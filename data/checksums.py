@@ -2,6 +2,7 @@
 
 If the images come from files, each line continues with the name of the file in the source, escaped as in JSON.
 """
+import functools
 import json
 import zlib
 from pathlib import Path
@@ -45,8 +46,14 @@ def labels(shard) -> np.ndarray | None:
 
 def source_name(shard, record: int) -> str | None:
     """Returns the name of the file from which an image was prepared, or None if it is not stored."""
-    names = source_names(shard)
+    names = _names_of_object(shard) if is_remote(shard) else source_names(shard)
     return names[record] if names else None
+
+
+@functools.lru_cache(maxsize=8)
+def _names_of_object(shard) -> list[str] | None:
+    """Fetches once what is asked for one record after another."""
+    return source_names(shard)
 
 
 def source_names(shard) -> list[str] | None:

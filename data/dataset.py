@@ -171,16 +171,18 @@ class Split:
         return f"{name} in {place}" if name else place
 
     def names(self) -> list[str]:
-        """Returns for each sample the file that it was prepared from, or if that is not known, its file and record."""
+        """Returns for each sample the file that it was prepared from, or if that is not known, its file and record.
+
+        Objects in a bucket are not read for that: a request for each record takes longer than an evaluation.
+        """
         if self.format == "folder":
             return [f"{path}/{name}" for path, index in zip(self.paths, self.entries, strict=True)
                     for name in index.files]
         found = []
         for path, index, count in zip(self.paths, self.entries, self.file_samples, strict=True):
-            stored = checksums.source_names(path)
-            for record in range(count):
-                name = stored[record] if stored else self.kind.source_name(path, index, record)
-                found.append(name or f"{path}, record {record}")
+            stored = checksums.source_names(path) or [
+                None if is_remote(path) else self.kind.source_name(path, index, record) for record in range(count)]
+            found += [name or f"{path}, record {record}" for record, name in enumerate(stored)]
         return found
 
     def source_name(self, sample: int) -> str | None:

@@ -20,6 +20,7 @@ from data.dataset import open_dataset
 from data.staging import remote
 from data.staging.remote import Missing, RemoteError, RemotePath
 from data.staging.window import REQUESTS
+from reporting.outcomes import WORST
 from tests.rigs.trainings import wait_for
 from tests.rigs.web import serving, tag
 
@@ -66,6 +67,8 @@ def test_a_training_is_that_from_a_disk_and_what_fits_is_fetched_once(server, fr
         np.testing.assert_array_equal(ours, theirs)
     fetched = data_requests(server)
     assert len(fetched) == BLOCKS  # of both splits, in three epochs
+    for_errors = 3 * 2 * WORST  # of each evaluation, the names and images of the worst
+    assert len(server.asked) <= BLOCKS + for_errors + 20  # and none for the name of each validation image
     folder = server.folder / name
     assert sum(size for _, size in fetched) == sum(
         path.stat().st_size for path in folder.iterdir() if path.suffix in (".tfrecord", ".rec"))
