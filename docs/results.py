@@ -23,9 +23,15 @@ HEADER = ("recipe", "published", "ours, mean", "each seed", "with views, mean", 
 
 
 class Run(NamedTuple):
-    """A seed. top1 and views_top1 are in percent, views_top1 is None without another evaluation."""
+    """A seed. top1 and views_top1 are in percent, views_top1 is None without another evaluation.
 
-    recipe: dict
+    recipe: its path in the repository. reported: what it says of the publication. others: flags that it had then, and
+    has otherwise now.
+    """
+
+    recipe: str
+    reported: str
+    others: tuple[str, ...]
     command: str
     revision: str
     top1: float
@@ -40,10 +46,14 @@ def run(folder: Path) -> Run:
     seconds = map(float, (folder / "processor_seconds.txt").read_text().split())
     evaluation = folder / "evaluation.json"
     views = 100 * json.loads(evaluation.read_text())["views_val_top1"] if evaluation.exists() else None
+    recipe = "recipes/" + about["recipe"]["path"].partition("/recipes/")[2]
+    now = read(FOLDER.parents[1] / recipe)
+    others = tuple(f"--{name}={value}" for name, value in about["recipe"]["flags"].items() if now.get(name) != value)
     workers = summary["world_size"]
-    command = f"mpirun -np {workers} python {about['command']}" if workers > 1 else about["command"]
-    return Run(about["recipe"], command, about["git"]["revision"][:7], 100 * summary["val_top1"], views,
-               sum(seconds) / 3600, [(row["epoch"], 100 * row["val_top1"]) for row in rows])
+    command = " ".join([f"mpirun -np {workers} python" * (workers > 1), about["command"], *others]).strip()
+    return Run(recipe, about["recipe"]["reported"], others, command, about["git"]["revision"][:7],
+               100 * summary["val_top1"], views, sum(seconds) / 3600,
+               [(row["epoch"], 100 * row["val_top1"]) for row in rows])
 
 
 def runs(folder: Path = FOLDER) -> dict[str, list[Run]]:
@@ -52,14 +62,16 @@ def runs(folder: Path = FOLDER) -> dict[str, list[Run]]:
 
 
 def cells(seeds: list[Run]) -> list[str]:
-    recipe = "recipes/" + seeds[0].recipe["path"].partition("/recipes/")[2]
-    title = read(FOLDER.parents[1] / recipe)["title"]
+    first = seeds[0]
+    trained = f"`{first.recipe}`: {read(FOLDER.parents[1] / first.recipe)['title']}"
+    if first.others:
+        trained += f"; with `{' '.join(first.others)}`, as the recipe was then"
     found = []
     for values in ([one.top1 for one in seeds], [one.views_top1 for one in seeds if one.views_top1 is not None]):
         found += [f"**{statistics.fmean(values):.2f} %**" if values else "", ", ".join(map("{:.2f}".format, values))]
     hours = ", ".join(f"{one.processor_hours:.2f}" for one in seeds)
     commits = ", ".join(dict.fromkeys(one.revision for one in seeds))
-    return [f"`{recipe}`: {title}", seeds[0].recipe["reported"], *found, hours, commits]
+    return [trained, first.reported, *found, hours, commits]
 
 
 def table(found: dict[str, list[Run]]) -> str:
@@ -79,7 +91,7 @@ def draw(found: dict[str, list[Run]], path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, len(found), figsize=(8, 3.5), squeeze=False)
     for (name, seeds), ax in zip(found.items(), axes[0], strict=True):
-        published = float(re.search(r"top-1 ([\d.]+)", seeds[0].recipe["reported"])[1])
+        published = float(re.search(r"top-1 ([\d.]+)", seeds[0].reported)[1])
         ax.axhline(published, linestyle="--", linewidth=1, color="#b0b0b0")
         for one in seeds:
             ax.plot(*zip(*one.curve, strict=True), linewidth=1, marker="o", markersize=3, color="#1f6fc0")
