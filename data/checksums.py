@@ -25,7 +25,14 @@ def lines(shard) -> list[list[str]]:
 
     For an object in a bucket, this is Missing.
     """
-    return [row.split(" ", 2) for row in path_of(shard).read_text().splitlines()]
+    text = _text_of_object(shard) if is_remote(shard) else path_of(shard).read_text()
+    return [row.split(" ", 2) for row in text.splitlines()]
+
+
+@functools.lru_cache(maxsize=8)
+def _text_of_object(shard) -> str:
+    """Fetches once what is asked for one record after another."""
+    return path_of(shard).read_text()
 
 
 def of_images(shard) -> np.ndarray | None:
@@ -46,14 +53,8 @@ def labels(shard) -> np.ndarray | None:
 
 def source_name(shard, record: int) -> str | None:
     """Returns the name of the file from which an image was prepared, or None if it is not stored."""
-    names = _names_of_object(shard) if is_remote(shard) else source_names(shard)
+    names = source_names(shard)
     return names[record] if names else None
-
-
-@functools.lru_cache(maxsize=8)
-def _names_of_object(shard) -> list[str] | None:
-    """Fetches once what is asked for one record after another."""
-    return source_names(shard)
 
 
 def source_names(shard) -> list[str] | None:

@@ -41,6 +41,7 @@ def restarting(attempt: Callable) -> Callable:
 
 
 def _restart() -> None:
+    """Horovod's own restart, but for the connections."""
     hvd.shutdown()
     connections.hang_up()
     with connections.noted():

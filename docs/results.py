@@ -25,13 +25,12 @@ HEADER = ("recipe", "published", "ours, mean", "each seed", "with views, mean", 
 class Run(NamedTuple):
     """A seed. top1 and views_top1 are in percent, views_top1 is None without another evaluation.
 
-    recipe: its path in the repository. reported: what it says of the publication. others: flags that it had then, and
-    has otherwise now.
+    trained: path and title of the recipe, and the flags that it had then and has otherwise now, as Markdown. reported:
+    what it says of the publication.
     """
 
-    recipe: str
+    trained: str
     reported: str
-    others: tuple[str, ...]
     command: str
     revision: str
     top1: float
@@ -48,10 +47,11 @@ def run(folder: Path) -> Run:
     views = 100 * json.loads(evaluation.read_text())["views_val_top1"] if evaluation.exists() else None
     recipe = "recipes/" + about["recipe"]["path"].partition("/recipes/")[2]
     now = read(FOLDER.parents[1] / recipe)
-    others = tuple(f"--{name}={value}" for name, value in about["recipe"]["flags"].items() if now.get(name) != value)
+    others = [f"--{name}={value}" for name, value in about["recipe"]["flags"].items() if now.get(name) != value]
+    trained = f"`{recipe}`: {now['title']}" + (f"; with `{' '.join(others)}`, as the recipe was then" if others else "")
     workers = summary["world_size"]
     command = " ".join([f"mpirun -np {workers} python" * (workers > 1), about["command"], *others]).strip()
-    return Run(recipe, about["recipe"]["reported"], others, command, about["git"]["revision"][:7],
+    return Run(trained, about["recipe"]["reported"], command, about["git"]["revision"][:7],
                100 * summary["val_top1"], views, sum(seconds) / 3600,
                [(row["epoch"], 100 * row["val_top1"]) for row in rows])
 
@@ -62,16 +62,12 @@ def runs(folder: Path = FOLDER) -> dict[str, list[Run]]:
 
 
 def cells(seeds: list[Run]) -> list[str]:
-    first = seeds[0]
-    trained = f"`{first.recipe}`: {read(FOLDER.parents[1] / first.recipe)['title']}"
-    if first.others:
-        trained += f"; with `{' '.join(first.others)}`, as the recipe was then"
     found = []
     for values in ([one.top1 for one in seeds], [one.views_top1 for one in seeds if one.views_top1 is not None]):
         found += [f"**{statistics.fmean(values):.2f} %**" if values else "", ", ".join(map("{:.2f}".format, values))]
     hours = ", ".join(f"{one.processor_hours:.2f}" for one in seeds)
     commits = ", ".join(dict.fromkeys(one.revision for one in seeds))
-    return [trained, first.reported, *found, hours, commits]
+    return [seeds[0].trained, seeds[0].reported, *found, hours, commits]
 
 
 def table(found: dict[str, list[Run]]) -> str:

@@ -93,6 +93,15 @@ def keras3(tmp_path_factory) -> Path:
     return folder / "bin/python"
 
 
+@pytest.mark.trainings
+@pytest.mark.parametrize(("name", "size"), [PARAMETERS[0]])
+def test_keras_2_opens_the_file_without_this_package(name, size, tmp_path):
+    trained, pixels, expected = made(name, size)
+    write_keras(trained, tmp_path / "model.h5")
+    version, difference = read(sys.executable, tmp_path / "model.h5", pixels, expected)
+    assert version == "2" and difference < 1e-5
+
+
 FAMILIES = [*(pytest.param(name, size, marks=pytest.mark.trainings) for name, size in (
     ("MobileNetV3Small", 32), ("ResNet50", 32), ("VGG16", 32), ("ConvNeXtTiny", 32))), *(
     pytest.param(name, size, marks=pytest.mark.campaign) for name, size in (
