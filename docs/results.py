@@ -93,7 +93,7 @@ def draw(found: dict[str, list[Run]], path: Path) -> None:
             ax.plot(*zip(*one.curve, strict=True), linewidth=1, marker="o", markersize=3, color="#1f6fc0")
             if one.views_top1 is not None:
                 ax.plot([one.curve[-1][0]], [one.views_top1], marker="D", markersize=4, color="#d97400")
-        ax.set(xlabel="epoch", ylabel="validation top-1, %", title=name)
+        ax.set(xlabel="epoch", ylabel="validation top-1, %", title=name.replace("_", " "))
     figure.tight_layout()
     save(figure, path)
     pyplot.close(figure)
