@@ -208,7 +208,7 @@ def test_a_divergence_in_a_shortened_warmup_is_seen_without_shortening(slowly, v
 def test_flags_replace_those_of_a_recipe_and_lines_name_several(tmp_path, monkeypatch, capsys):
     trained = emulated(monkeypatch, lambda one: 0.9 if one.optimizer == "sgd" else -5)
     file = tmp_path / "some.runs"
-    file.write_text(f"--flagfile={RECIPES}/{ROWS[0]}.flags\n--flagfile={RECIPES}/{ROWS[0]}.flags --warmup=none\n")
+    file.write_text(f"--flagfile='{RECIPES}/{ROWS[0]}.flags'\n--flagfile='{RECIPES}/{ROWS[0]}.flags' --warmup=none\n")
     found, _ = rehearsal_of([str(file), "--trust_coefficient=0.01"], tmp_path / "out", capsys)
     assert [row["recipe"] for row in found] == [f"{ROWS[0]} --trust_coefficient=0.01",
                                                 f"{ROWS[0]} --trust_coefficient=0.01 --warmup=none"]

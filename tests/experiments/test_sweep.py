@@ -317,8 +317,8 @@ def test_lines_name_recipes_and_are_crossed_with_values_and_seeds(tmp_path, caps
 
     recipe, file = tmp_path / "mine.flags", tmp_path / "lines.runs"
     recipe.write_text(f"{DIGITS}\n--learning_rate=7\n--momentum=0.8\n--seed=3\n")
-    file.write_text(f"--flagfile={ROOT}/recipes/digits.flags --deterministic\n"
-                    f"--flagfile={recipe} --momentum=0.7 --exclude=gamma,beta\n--optimizer=sgd\n--optimizer=sgd\n")
+    file.write_text(f"--flagfile='{ROOT}/recipes/digits.flags' --deterministic\n"
+                    f"--flagfile='{recipe}' --momentum=0.7 --exclude=gamma,beta\n--optimizer=sgd\n--optimizer=sgd\n")
     words = ["--epochs=2", "--weight_decay=0.5", f"--runs={file}", "--sweep=batch_size=64,96", "--seeds=2", "--dry_run",
              f"--output_dir={tmp_path}/sweep"]
     assert sweep.main(["experiments.sweep", *words]) == 0

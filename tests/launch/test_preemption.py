@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import BIN, ROOT, environment
@@ -38,9 +39,10 @@ def node(tmp_path):
     def start(script=SBATCH, **variables):
         started.append(subprocess.Popen(
             ["bash", script, "digits"], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={"PATH": f"{tmp_path}:/usr/bin:/bin", "BIGBATCH_PYTHON": f"{tmp_path}/python", "SLURM_NTASKS": "2176",
-                 "BIGBATCH_ROOT": str(ROOT), "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_NODELIST": "n[1-544]",
-                 "SLURM_JOB_ID": "7", "SLURM_NNODES": "544"} | variables))
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(Path.home()),  # which has a cache of the digits
+                 "BIGBATCH_PYTHON": f"{tmp_path}/python", "SLURM_NTASKS": "2176", "BIGBATCH_ROOT": str(ROOT),
+                 "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_NODELIST": "n[1-544]", "SLURM_JOB_ID": "7",
+                 "SLURM_NNODES": "544"} | variables))
         deadline = time.monotonic() + 300
         while not (tmp_path / "reached").exists():
             assert started[-1].poll() is None and time.monotonic() < deadline
