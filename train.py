@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from common import command, launcher, streams
+from common import command, launcher, open_mpi, streams
 from common.activity import startup
 from common.cores import cores_of_worker
 from common.errors import UsageError, UserError, complain
@@ -80,18 +80,16 @@ def train(settings: Settings) -> dict:
     streams.Output.is_kept = True  # in summary.json
     startup.begin(launched.rank)
     if launched.rank == 0:  # other ranks may have no access
-        output_dir.check(settings)
-        if (unread := settings.run.checkpoint) and not os.path.exists(unread):
-            raise UserError(f"--checkpoint: {unread} does not exist; training starts from the weights of another run "
-                            "with --init_checkpoint, and resumes a run with its --output_dir")
-        check_initial_weights(settings)
+        with open_mpi.ended_together():
+            check_files(settings)
     recipe = settings.recipe
     if settings.is_given("label_column") and not is_table(recipe.data_dir):
         raise UsageError("--label_column names a column of a table; give that as --data_dir=TABLE")
     dataset = open_named(recipe.data_dir, launched.rank == 0, recipe.validation_fraction, recipe.label_column)
     check_dataset(dataset)  # on all ranks: an mpirun that kills one in MPI_Init may hang
     if launched.rank == 0:
-        tell(dataset, settings)
+        with open_mpi.ended_together():
+            tell(dataset, settings)
     if not settings.launch.elastic:  # errors in the plan show at once
         check_nodes(settings.launch.allreduce, settings.launch.torus_grid)
         plan = plan_for(settings, launched.size, launched.local_size, dataset.train.samples)
@@ -106,6 +104,15 @@ def train(settings: Settings) -> dict:
     set_variables(settings)
     attempt = make_training(settings, dataset, plan, stop, observers_of)
     return attempt()
+
+
+def check_files(settings: Settings) -> None:
+    """Raises UserError and OSError if a training cannot write its folder, or lacks what it starts from."""
+    output_dir.check(settings)
+    if (unread := settings.run.checkpoint) and not os.path.exists(unread):
+        raise UserError(f"--checkpoint: {unread} does not exist; training starts from the weights of another run "
+                        "with --init_checkpoint, and resumes a run with its --output_dir")
+    check_initial_weights(settings)
 
 
 def check_initial_weights(settings: Settings) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from common import SAVING, end_at_once, launcher, streams
-from common.errors import ExitCode, UserError, complain, messages_of, one_line
+from common.errors import ExitCode, UserError, complain, complain_of, messages_of
 from common.version import version
 
 # TensorFlow loads Keras, which would take the layout of images, the dtype and epsilon from a user's keras.json, or stop
@@ -90,9 +90,8 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints: bool
         except KeyboardInterrupt as interrupt:
             problem = str(interrupt) or "interrupted"
             ending.code = ExitCode.INTERRUPTED
-        for part in getattr(problem, "parts", [problem]) if problem and prints else ():
-            if line := one_line(part):
-                complain(line)
+        if problem and prints:
+            complain_of(problem)
         if getattr(problem, "on_all_ranks", False):
             with contextlib.suppress(Exception):  # a rank may have exited already, or Horovod may not have started
                 barrier()

@@ -72,6 +72,13 @@ def complain(message, source: str | None = None) -> None:
     print(f"{source or _command}: {message}", file=sys.stderr, flush=True)
 
 
+def complain_of(error) -> None:
+    """Prints the message of an error, each of its parts in a line."""
+    for part in getattr(error, "parts", [error]):
+        if line := one_line(part):
+            complain(line)
+
+
 def full_disk(error) -> int | None:
     """Returns ENOSPC or EDQUOT if an error is that of a full disk or quota, perhaps in TensorFlow's words, or None."""
     return next((number for number in (errno.ENOSPC, errno.EDQUOT)

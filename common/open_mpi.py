@@ -1,4 +1,4 @@
-"""What a process sets for Open MPI before MPI starts in it. A variable of the caller's takes precedence."""
+"""What a process does before Open MPI starts in it. A variable of the caller's takes precedence."""
 import atexit
 import contextlib
 import os
@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import UserError, complain_of
 from common.files import MEMORY, scratch_folder
-from common.launcher import LAUNCHERS, launched
+from common.launcher import LAUNCHERS, launched, uses_gloo
 
 FOLDER = "OMPI_MCA_btl_sm_backing_directory"
 CARDS = Path("/sys/class/infiniband")  # RDMA network cards: InfiniBand, RoCE or EFA
@@ -47,6 +47,26 @@ def configured() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(FOLDER, None)  # no child inherits it
+
+
+@contextlib.contextmanager
+def ended_together() -> Iterator[None]:
+    """Context manager of what one rank alone checks before MPI starts. Its error ends it once MPI has started in all.
+
+    When a rank ends, mpirun kills the others. An mpirun that kills one in MPI_Init may hang, or crash.
+    """
+    try:
+        yield
+    except (UserError, OSError) as error:
+        if launched().size > 1 and not uses_gloo():
+            complain_of(error)
+            error.parts = ()  # they have been said
+            with configured():
+                import mpi4py
+
+                mpi4py.rc.finalize = False  # it would wait for the others
+                from mpi4py import MPI  # noqa: F401 starts MPI
+        raise
 
 
 def selected() -> dict[str, str]:

@@ -6,6 +6,7 @@ import pytest
 from conftest import BIN, ROOT, run
 
 from common import open_mpi
+from common.errors import UsageError
 
 STARTS = """
 import sys
@@ -66,3 +67,25 @@ def test_programs_end_with_the_line(words, tmp_path, monkeypatch):
     done = run("mpirun", 2, "-m", *(word.format(tmp_path / "data") for word in words))
     said = [line for line in done.stderr.splitlines() if "MPI does not start with OMPI_MCA_pml=yalla: " in line]
     assert done.returncode == 1 and len(said) == 1 and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_rank_that_fails_alone_ends_when_mpi_has_started_in_all(tmp_path):
+    """mpirun would otherwise kill the other one before it has arrived, or in MPI_Init, where mpirun may hang."""
+    program = f"""
+import os, pathlib, sys, time
+from common import command, open_mpi
+from common.errors import UsageError
+with command.shell("worker") as ending:
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+        with open_mpi.ended_together():
+            raise UsageError("what is wrong", "what to do")
+    time.sleep(3)
+    pathlib.Path({str(tmp_path / "arrived")!r}).touch()
+    from mpi4py import MPI
+    MPI.COMM_WORLD.Barrier()
+sys.exit(ending.code)
+"""
+    done = run("mpirun", 2, "-c", program, cold=True, timeout=300)
+    assert done.returncode == UsageError.exit_code and (tmp_path / "arrived").exists()
+    assert [line for line in done.stderr.splitlines() if line.startswith("worker: ")] == [
+        "worker: what is wrong", "worker: what to do"]
