@@ -85,7 +85,7 @@ with command.shell("worker") as ending:
     MPI.COMM_WORLD.Barrier()
 sys.exit(ending.code)
 """
-    done = run("mpirun", 2, "-c", program, cold=True, timeout=300)
+    done = run("mpirun", 2, "-c", program, timeout=300)
     assert done.returncode == UsageError.exit_code and (tmp_path / "arrived").exists()
     assert [line for line in done.stderr.splitlines() if line.startswith("worker: ")] == [
         "worker: what is wrong", "worker: what to do"]

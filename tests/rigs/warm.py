@@ -308,7 +308,7 @@ def _end(code: int) -> None:
     threading._shutdown()  # waits for other threads
     atexit._run_exitfuncs()
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi and mpi.Is_initialized() and not mpi.Is_finalized():
+    if mpi and sys.modules["mpi4py"].rc.finalize is not False and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()  # as mpi4py does when Python has ended
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it has been closed
