@@ -1,10 +1,10 @@
-"""Writes the table of docs/results.md from the runs in docs/results/, and draws their curves.
+"""Writes the tables of docs/results.md from the runs in docs/results/, and draws their curves.
 
     uv run --group benchmark python -m docs.results
 
 docs/results/NAME/seedN is what is kept of a run that was trained to its end: run.json, summary.json and metrics.jsonl,
 processor_seconds.txt with the user and system seconds of each start, and evaluation.json where it was evaluated with
-more views.
+more views. SAME_BITS has two runs of the same settings, of which one was disturbed.
 """
 import json
 import re
@@ -17,7 +17,8 @@ from plan.recipes import read
 
 FOLDER = Path(__file__).parent / "results"
 DOCUMENT, FIGURE = FOLDER.with_suffix(".md"), FOLDER.with_suffix(".svg")
-TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
+SAME_BITS = FOLDER / "airbench_same_bits"
+TABLE = re.compile(r"(<!-- (table|bits) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 HEADER = ("recipe", "published", "ours, mean", "each seed", "with views, mean", "each seed with views",
           "processor hours", "commit")
 
@@ -41,7 +42,6 @@ class Run(NamedTuple):
 
 def run(folder: Path) -> Run:
     about, summary = (json.loads((folder / name).read_text()) for name in ("run.json", "summary.json"))
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seconds = map(float, (folder / "processor_seconds.txt").read_text().split())
     evaluation = folder / "evaluation.json"
     views = 100 * json.loads(evaluation.read_text())["views_val_top1"] if evaluation.exists() else None
@@ -53,12 +53,18 @@ def run(folder: Path) -> Run:
     command = " ".join([f"mpirun -np {workers} python" * (workers > 1), about["command"], *others]).strip()
     return Run(trained, about["recipe"]["reported"], command, about["git"]["revision"][:7],
                100 * summary["val_top1"], views, sum(seconds) / 3600,
-               [(row["epoch"], 100 * row["val_top1"]) for row in rows])
+               [(row["epoch"], 100 * row["val_top1"]) for row in evaluations(folder)])
+
+
+def evaluations(folder: Path) -> list[dict]:
+    """Returns the rows of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def runs(folder: Path = FOLDER) -> dict[str, list[Run]]:
     """Returns the seeds of each row, by the folder's name."""
-    return {row.name: [run(seed) for seed in sorted(row.iterdir())] for row in sorted(folder.iterdir())}
+    return {row.name: [run(seed) for seed in sorted(row.iterdir())] for row in sorted(folder.iterdir())
+            if row != SAME_BITS}
 
 
 def cells(seeds: list[Run]) -> list[str]:
@@ -75,6 +81,15 @@ def table(found: dict[str, list[Run]]) -> str:
     lines = [HEADER, ["---"] * len(HEADER), *map(cells, found.values())]
     commands = "\n".join(f"uv run {seeds[0].command}" for seeds in found.values())
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n```\n{commands}\n```\n"
+
+
+def same_bits() -> str:
+    """Returns the evaluations of an undisturbed and of a disturbed run side by side, as Markdown."""
+    lines = [("epoch", "validation top-1", "weights, undisturbed", "weights, disturbed"), ["---"] * 4]
+    for one, other in zip(*(evaluations(SAME_BITS / name) for name in ("undisturbed", "disturbed")), strict=True):
+        top1 = " and ".join(dict.fromkeys(f"{100 * row['val_top1']:.2f} %" for row in (one, other)))
+        lines.append((f"{one['epoch']:g}", top1, f"`{one['weights']}`", f"`{other['weights']}`"))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def draw(found: dict[str, list[Run]], path: Path) -> None:
@@ -101,5 +116,6 @@ def draw(found: dict[str, list[Run]], path: Path) -> None:
 
 if __name__ == "__main__":
     known = runs()
-    DOCUMENT.write_text(TABLE.sub(lambda _: table(known), DOCUMENT.read_text()))
+    parts = {"table": table(known), "bits": same_bits()}
+    DOCUMENT.write_text(TABLE.sub(lambda match: match[1] + parts[match[2]], DOCUMENT.read_text()))
     draw(known, FIGURE)

@@ -149,6 +149,16 @@ def test_the_first_command_installs_everything(checkout):
     assert done.returncode == 0 and " tests collected" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
 
 
+def test_the_kept_runs_with_and_without_a_disturbance_are_the_same_to_the_bit():
+    """All but the times; the second one ended with SIGKILL, and on two workers, and on one."""
+    one, other = (results.evaluations(results.SAME_BITS / name) for name in ("undisturbed", "disturbed"))
+    times = {"images_per_second", "seconds"}
+    assert len(one) == 5 and one[-1].keys() >= times | {"weights", "val_loss", "train_loss"}
+    assert [{name: value for name, value in row.items() if name not in times} for row in one] == [
+        {name: value for name, value in row.items() if name not in times} for row in other]
+    assert results.same_bits() in results.DOCUMENT.read_text()
+
+
 @pytest.mark.parametrize("path", report_image.PICTURES)
 def test_the_picture_of_the_report_is_of_todays_recipe_and_has_readmes_figures(path):
     with Image.open(path) as picture:
