@@ -150,7 +150,7 @@ def test_the_first_command_installs_everything(checkout):
 
 
 def test_the_kept_runs_with_and_without_a_disturbance_are_the_same_to_the_bit():
-    """All but the times; the second one ended with SIGKILL, and on two workers, and on one."""
+    """All but the times. The second one was killed, went on on two workers, and ended on one."""
     one, other = (results.evaluations(results.SAME_BITS / name) for name in ("undisturbed", "disturbed"))
     times = {"images_per_second", "seconds"}
     assert len(one) == 5 and one[-1].keys() >= times | {"weights", "val_loss", "train_loss"}
