@@ -165,7 +165,8 @@ def say(lines: Iterable) -> None:
 def evaluate(settings: Settings) -> None:
     """Evaluates a checkpoint and prints the content of summary.json."""
     if launcher.launched().rank == 0:
-        output_dir.check(settings)
+        with open_mpi.ended_together():
+            output_dir.check(settings)
     data_dir = settings.recipe.data_dir
     trained_on, fraction = data_of_run(settings.run.checkpoint)
     is_own = trained_on and os.path.realpath(data_dir) == os.path.realpath(trained_on)
