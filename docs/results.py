@@ -4,7 +4,7 @@
 
 docs/results/NAME/seedN is what is kept of a run that was trained to its end: run.json, summary.json and metrics.jsonl,
 processor_seconds.txt with the user and system seconds of each start, and evaluation.json where it was evaluated with
-more views. SAME_BITS has two runs of the same settings, of which one was disturbed.
+more views. SAME_BITS has the first three files of two runs with the same settings, of which one was disturbed.
 """
 import json
 import re
@@ -12,6 +12,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+from common.run_folder import METRICS, RunFolder
 from docs.drawing import save
 from plan.recipes import read
 
@@ -53,12 +54,7 @@ def run(folder: Path) -> Run:
     command = " ".join([f"mpirun -np {workers} python" * (workers > 1), about["command"], *others]).strip()
     return Run(trained, about["recipe"]["reported"], command, about["git"]["revision"][:7],
                100 * summary["val_top1"], views, sum(seconds) / 3600,
-               [(row["epoch"], 100 * row["val_top1"]) for row in evaluations(folder)])
-
-
-def evaluations(folder: Path) -> list[dict]:
-    """Returns the rows of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+               [(row["epoch"], 100 * row["val_top1"]) for row in RunFolder(folder).rows(METRICS)])
 
 
 def runs(folder: Path = FOLDER) -> dict[str, list[Run]]:
@@ -86,7 +82,8 @@ def table(found: dict[str, list[Run]]) -> str:
 def same_bits() -> str:
     """Returns the evaluations of an undisturbed and of a disturbed run side by side, as Markdown."""
     lines = [("epoch", "validation top-1", "weights, undisturbed", "weights, disturbed"), ["---"] * 4]
-    for one, other in zip(*(evaluations(SAME_BITS / name) for name in ("undisturbed", "disturbed")), strict=True):
+    kept = (RunFolder(SAME_BITS / name).rows(METRICS) for name in ("undisturbed", "disturbed"))
+    for one, other in zip(*kept, strict=True):
         top1 = " and ".join(dict.fromkeys(f"{100 * row['val_top1']:.2f} %" for row in (one, other)))
         lines.append((f"{one['epoch']:g}", top1, f"`{one['weights']}`", f"`{other['weights']}`"))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

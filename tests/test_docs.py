@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, environment, forks, require_fashion, require_tool, skip
+from conftest import BIN, ROOT, environment, forks, require_fashion, require_tool, rows, skip
 from PIL import Image
 
 from common.flags import names
 from docs import flag_list, report_image, results
 from plan.settings import Launch, Recipe, Run
+from tests.rigs.trainings import TIMES, untimed
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- test: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
@@ -151,11 +152,9 @@ def test_the_first_command_installs_everything(checkout):
 
 def test_the_kept_runs_with_and_without_a_disturbance_are_the_same_to_the_bit():
     """All but the times. The second one was killed, went on on two workers, and ended on one."""
-    one, other = (results.evaluations(results.SAME_BITS / name) for name in ("undisturbed", "disturbed"))
-    times = {"images_per_second", "seconds"}
-    assert len(one) == 5 and one[-1].keys() >= times | {"weights", "val_loss", "train_loss"}
-    assert [{name: value for name, value in row.items() if name not in times} for row in one] == [
-        {name: value for name, value in row.items() if name not in times} for row in other]
+    one, other = (results.SAME_BITS / name for name in ("undisturbed", "disturbed"))
+    assert len(rows(one)) == 5 and rows(one)[-1].keys() >= {*TIMES, "weights", "val_loss", "train_loss"}
+    assert untimed(one) == untimed(other)
     assert results.same_bits() in results.DOCUMENT.read_text()
 
 

@@ -53,6 +53,12 @@ def wait_for(what, launcher: subprocess.Popen, pause=0.002) -> None:
         time.sleep(pause)
 
 
+def untimed(folder: Path) -> list[dict]:
+    """Returns the rows of metrics.jsonl without the times."""
+    return [{name: value for name, value in json.loads(line).items() if name not in TIMES}
+            for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def differences(one: Path, other: Path) -> list[str]:
     """Returns the variables of the newest checkpoints and the rows of metrics.jsonl that differ in any bit.
 
@@ -63,8 +69,7 @@ def differences(one: Path, other: Path) -> list[str]:
     (_, ours, _), (_, theirs, _) = (next(intact(folder)) for folder in (one, other))
     found = [name for name in sorted(ours.keys() | theirs.keys())
              if name not in ours or name not in theirs or ours[name].tobytes() != theirs[name].tobytes()]
-    rows = [[{name: value for name, value in json.loads(line).items() if name not in TIMES}
-             for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (one, other)]
+    rows = [untimed(folder) for folder in (one, other)]
     if len(rows[0]) != len(rows[1]):
         found.append(f"metrics.jsonl: {len(rows[0])} rows instead of {len(rows[1])}")
     return found + [f"metrics.jsonl, epoch {a['epoch']}" for a, b in zip(*rows, strict=False) if a != b]
