@@ -37,12 +37,16 @@ def restarting(attempt: Callable) -> Callable:
     The attempt has to raise HorovodInternalError if a worker is lost, and to call hosts.check_host_updates regularly.
     """
     services.restrict(os.environ["HOROVOD_GLOO_IFACE"])
-    return functools.partial(run_fn(attempt, _restart), Hosts())
+
+    def watched(hosts):
+        with connections.watched():
+            return attempt(hosts)
+
+    return functools.partial(run_fn(watched, _restart), Hosts())
 
 
 def _restart() -> None:
     """Horovod's own restart, but for the connections."""
     hvd.shutdown()
-    connections.hang_up()
     with connections.noted():
         hvd.init()

@@ -112,7 +112,7 @@ class Heartbeat:
                 self._send(word, (address, self._meeting.port))
             for rank, (last, host, pid, _) in self._heard.items():
                 if now - last > LIMIT:
-                    self._end(f"worker {rank} ({host}, process {pid}) has not answered for {LIMIT:.0f} s; the job ends")
+                    self._end(f"worker {rank} ({host}, process {pid}) has not answered for {LIMIT:.0f} s")
                     return
 
     def _targets(self):
@@ -184,5 +184,5 @@ def _addresses() -> tuple[str, ...]:
 
 def _end(message) -> None:
     """Ends this process, whose main thread may be blocked where no exception reaches it."""
-    complain(message)
+    complain(f"{message}; the job ends")
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Kills one of four workers in the middle of an exchange, many times; prints how the others ended, as JSON.
+"""Kills one of four workers in the middle of an exchange, many times; prints how the others ended, and when, as JSON.
 
 python -m tests.rigs.killing TRIALS: workers are forks, so that TensorFlow is imported once. 0: Horovod's error.
 """
@@ -14,6 +14,7 @@ import tensorflow as tf
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
+from distributed import connections
 from distributed.lost import is_lost
 from distributed.world import set_horovods_variables
 
@@ -31,7 +32,8 @@ def exchange(rank: int, port: int, ready: int) -> int:
     os.environ.pop("HOROVOD_ELASTIC")  # this launcher is not
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    hvd.init()
+    with connections.noted():
+        hvd.init()
     tensors = [tf.zeros([size]) for size in SIZES]
 
     @tf.function
@@ -40,18 +42,19 @@ def exchange(rank: int, port: int, ready: int) -> int:
                 for first in range(0, len(SIZES), 2)]
 
     try:
-        for count in range(10**6):
-            step()
-            if count == 5:
-                os.write(ready, b".")
+        with connections.watched():
+            for count in range(10**6):
+                step()
+                if count == 5:
+                    os.write(ready, b".")
     except tf.errors.OpError as error:
         hvd.shutdown()
         return 0 if is_lost(error) else 1
     return 2
 
 
-def trial() -> list[int]:
-    """Returns how the workers that were not killed ended, as os.waitstatus_to_exitcode has it."""
+def trial() -> tuple[list[int], float]:
+    """Returns how the workers that were not killed ended, as os.waitstatus_to_exitcode has it, and after how long."""
     server = RendezvousServer(0)
     port = server.start()
     server.init(get_host_assignments(parse_hosts(f"localhost:{WORKERS}"), WORKERS))
@@ -69,12 +72,14 @@ def trial() -> list[int]:
         os.read(reads, 1)
     time.sleep(random.random() / 5)
     victim = workers.pop(random.randrange(WORKERS))
+    killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     os.waitpid(victim, 0)
     codes = [os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers]
+    seconds = time.monotonic() - killed
     server.stop()
     os.close(reads), os.close(writes)
-    return codes
+    return codes, seconds
 
 
 if __name__ == "__main__":
