@@ -32,7 +32,7 @@ from common.version import version
 from data import facts
 from data.balance import check_dataset
 from data.dataset import Dataset
-from data.named import is_table, open_named
+from data.named import is_table, open_named, open_on_each_rank
 from data.sources import BUILT_IN
 from distributed import gpus
 from distributed.lost import explain_horovods_errors
@@ -85,7 +85,7 @@ def train(settings: Settings) -> dict:
     recipe = settings.recipe
     if settings.is_given("label_column") and not is_table(recipe.data_dir):
         raise UsageError("--label_column names a column of a table; give that as --data_dir=TABLE")
-    dataset = open_named(recipe.data_dir, launched.rank == 0, recipe.validation_fraction, recipe.label_column)
+    dataset = open_on_each_rank(recipe.data_dir, recipe.validation_fraction, recipe.label_column)
     check_dataset(dataset)  # on all ranks: an mpirun that kills one in MPI_Init may hang
     if launched.rank == 0:
         with open_mpi.ended_together():
@@ -170,8 +170,7 @@ def evaluate(settings: Settings) -> None:
     data_dir = settings.recipe.data_dir
     trained_on, fraction = data_of_run(settings.run.checkpoint)
     is_own = trained_on and os.path.realpath(data_dir) == os.path.realpath(trained_on)
-    dataset = open_named(data_dir, launcher.launched().rank == 0, fraction if is_own else 1,
-                         settings.recipe.label_column)
+    dataset = open_on_each_rank(data_dir, fraction if is_own else 1, settings.recipe.label_column)
     for line in facts.of_folder(dataset):
         complain(line)
     from inference.evaluate import evaluate_checkpoint

@@ -98,8 +98,8 @@ def inside(path: str, arguments: list[str]) -> int:
 
     original, build.make_train_step = build.make_train_step, make_train_step
     for stage, owner, name in (
-            ("flags and data", flags, "parse"), ("flags and data", train, "open_named"), ("Horovod", world, "start"),
-            ("model", build, "make_model"), ("model", build, "make_optimizer"),
+            ("flags and data", flags, "parse"), ("flags and data", train, "open_on_each_rank"),
+            ("Horovod", world, "start"), ("model", build, "make_model"), ("model", build, "make_optimizer"),
             ("evaluation", evaluate.Evaluator, "__call__"), ("report", report_writer.ReportWriter, "close")):
         setattr(owner, name, timing(stage, getattr(owner, name)))
     code = train.main(["train.py", *arguments])

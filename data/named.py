@@ -10,6 +10,8 @@ import numpy as np
 from common.errors import UserError, one_line
 from common.files import cache_folder, ignore_unsupported
 from common.flags import say_what_is_hidden
+from common.launcher import launched
+from common.open_mpi import ended_together
 from data import class_folders, sources, table
 from data.class_folders import TABLES, Listing
 from data.class_names import normal
@@ -46,6 +48,22 @@ def open_named(data_dir: str, check_files: bool = True, fraction: float = FRACTI
     if data_dir in BUILT_IN and check_files:  # on rank 0
         say_what_is_hidden("data_dir", data_dir)
     return open_dataset(built_in(data_dir) if data_dir in BUILT_IN else absolute(data_dir), check_files, fraction)
+
+
+def open_on_each_rank(data_dir: str, fraction: float, label_column: str | None) -> Dataset:
+    """Opens the dataset before MPI starts, with its indexes on rank 0, which alone checks the files. Raises UserError.
+
+    Arguments as for open_named. An error that all ranks find ends them here; one of rank 0's alone, together with them.
+    """
+    is_first = launched().rank == 0
+    try:
+        return open_named(data_dir, is_first, fraction, label_column)
+    except (UserError, OSError):
+        if is_first:
+            open_named(data_dir, False, fraction, label_column)  # as the others do
+            with ended_together():
+                raise
+        raise
 
 
 def open_table(path: Path, fraction: SetAside, label_column: str | None) -> Dataset:

@@ -34,7 +34,7 @@ from common import command, flags, launcher
 from common.errors import UsageError
 from common.flags import flag
 from common.locks import LOCK, locked
-from data.named import open_named
+from data.named import open_on_each_rank
 from data.synthetic import is_synthetic
 from distributed.lost import explain_horovods_errors
 from plan.allreduce import check_nodes
@@ -119,7 +119,7 @@ def run(recipe: Recipe, launch: Launch, options: Options) -> None:
             raise UsageError("--dali_threads: give one number to measure training steps")
         check_nodes(launch.allreduce, launch.torus_grid)
         launch = replace(launch, dali_threads=next(iter(options.dali_threads), None))
-    dataset = open_named(recipe.data_dir, rank == 0, recipe.validation_fraction, recipe.label_column)
+    dataset = open_on_each_rank(recipe.data_dir, recipe.validation_fraction, recipe.label_column)
     from experiments.measure import measure
 
     world, result = measure(Settings(recipe, launch, Run(), {}, ""), options, dataset, in_stages)

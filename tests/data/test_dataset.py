@@ -1,8 +1,10 @@
 """What open_dataset refuses and what it tells: all that can be seen without reading the images."""
+import contextlib
 import json
 import re
 import shlex
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from conftest import TRAIN, run, train
 
 import train as train_py
 from common.errors import UserError
-from data import facts
+from data import facts, named
 from data.balance import train_counts
 from data.dataset import describe, labels_checksum, open_dataset
 from data.formats import tfrecord
@@ -52,6 +54,28 @@ def edit(folder, change):
     described = json.loads((folder / "dataset.json").read_text())
     change(described)
     (folder / "dataset.json").write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize(("broken", "rank", "raised", "alone"), [
+    ("", 0, False, False), ("nowhere", 0, True, False), ("nowhere", 1, True, False),
+    ("shard", 0, True, True), ("shard", 1, False, False)])
+def test_what_rank_0_alone_finds_ends_it_together_with_the_others(broken, rank, raised, alone, copy, monkeypatch):
+    """mpirun may hang if it kills a rank in MPI_Init. What all find before that ends all of them at once."""
+    ended = []
+
+    @contextlib.contextmanager
+    def ended_together():
+        ended.append(rank)
+        yield
+
+    monkeypatch.setattr(named, "ended_together", ended_together)
+    monkeypatch.setattr(named, "launched", lambda: SimpleNamespace(rank=rank))
+    if broken == "shard":
+        next(path for path in copy.rglob("*") if path.is_file() and path.name != "dataset.json").unlink()
+    with pytest.raises(UserError) if raised else contextlib.nullcontext():
+        dataset = named.open_on_each_rank(str(copy / "nowhere" if broken == "nowhere" else copy), 0.1, None)
+        assert dataset.train.samples == 1437
+    assert ended == [0] * alone
 
 
 def test_a_dataset_of_several_files_opens(copy):
