@@ -99,8 +99,8 @@ class GradientExchange:
             list, tf.Tensor, tf.Tensor]:
         """Returns (sums of the gradients over the workers, factors that turn them into means, norms of the sums).
 
-        gradients: of the variables, as `form` represents them; fixed point is never compressed. count: number of terms
-        in the sums. The factors, float32 (gradients,), are 1 / count, or 1 / (count * scale) if gradients are
+        gradients: of the variables, the terms of `form` in `groups`; fixed point is never compressed. count: number of
+        terms in the sums. The factors, float32 (gradients,), are 1 / count, or 1 / (count * scale) if gradients are
         compressed, which also updates `scales`. norms: float32 (gradients,). All results are identical on all workers.
         The number of workers can be a constant in the graph, because a step is retraced when it changes. IndexedSlices
         become dense.
@@ -108,8 +108,7 @@ class GradientExchange:
         if hvd.size() == 1 or isinstance(form, FixedPoint) or self._compression is hvd.Compression.none:
             if hvd.size() > 1:
                 gradients = self._summed([*map(tf.convert_to_tensor, gradients)], "bucket", hvd.Compression.none)
-            totals = [form.total(gradient, variable.shape)
-                      for gradient, variable in zip(gradients, variables, strict=True)]
+            totals = form.totals(gradients, [variable.shape for variable in variables], self.groups(variables, form))
             return totals, tf.fill([len(totals)], 1 / count), norms_of(totals)
         gradients = [*map(tf.convert_to_tensor, gradients)]
         used = self.scales.read_value()
@@ -149,11 +148,17 @@ class GradientExchange:
         parts = tf.split(total, [t.shape.num_elements() for t in tensors])
         return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
 
+    def groups(self, variables, form: Float32 | FixedPoint) -> list[list[int]]:
+        """Returns groups of the indices of variables, whose gradients `form` may join: a bucket has at least one."""
+        return self._buckets([variable.shape.num_elements() * form.bytes_per_value for variable in variables])[::-1]
+
+    def _buckets(self, sizes: list[int]) -> list[list[int]]:
+        return buckets(sizes, min(self._fusion_bytes, sum(sizes) // self._collectives.least_buckets))
+
     def _summed(self, tensors, name: str, compression) -> list:
         """Sums dense tensors over the workers, bucket by bucket."""
-        sums, sizes = {}, [bytes_of(tensor) for tensor in tensors]
-        limit = min(self._fusion_bytes, sum(sizes) // self._collectives.least_buckets)
-        for order, bucket in enumerate(buckets(sizes, limit)):
+        sums = {}
+        for order, bucket in enumerate(self._buckets([bytes_of(tensor) for tensor in tensors])):
             summed = self._collectives.sum([tensors[number] for number in bucket], compression, f"{name}_{order}")
             sums |= zip(bucket, summed, strict=True)
         return [sums[number] for number in range(len(tensors))]

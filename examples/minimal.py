@@ -46,13 +46,14 @@ def train() -> tf.keras.Model:
 
     # 3. An update: gradients summed over the micro-batches, one exchange, one step of the optimizer.
     sums = FixedPoint(micro_batches)
+    groups = exchange.groups(variables, sums)
 
     @tf.function
     def terms(images, labels):
         with tf.GradientTape() as tape:
             loss = tf.keras.losses.sparse_categorical_crossentropy(labels, model(images, training=True), True)
             loss = tf.reduce_mean(loss)
-        return [sums.term(gradient) for gradient in tape.gradient(loss, variables)]
+        return sums.terms(tape.gradient(loss, variables), groups)
 
     @tf.function
     def update(summed):

@@ -145,8 +145,17 @@ def make_train_step(parts: StepParts):
     form, other_form = FLOAT32, FLOAT32  # of sums over workers: of the gradients, and of all else
     if parts.exact:
         form, other_form = FixedPoint(micro_batches), FixedPoint.lossless(micro_batches)
-    forms = Terms([form] * len(variables), other_form, other_form, other_form)
-    terms_of = accumulated(make_micro_batch(parts), shapes, len(parts.own), forms)
+    groups = exchange.groups(variables, form)
+    micro_batch = make_micro_batch(parts)
+
+    def represented(*given):
+        terms, timing = micro_batch(*given)
+        return Terms(form.terms(terms.gradients, groups), *map(other_form.term, terms[1:])), timing
+
+    def nothing() -> Terms:
+        return Terms(form.zeros(shapes.gradients, groups), *map(other_form.zero, shapes[1:]))
+
+    terms_of = accumulated(represented, nothing, len(parts.own))
 
     @tf.function(autograph=False)
     def step(iterator, given: StepInput):
@@ -209,28 +218,23 @@ def make_micro_batch(parts: StepParts):
     return micro_batch
 
 
-def accumulated(micro_batch, shapes: Terms, accumulation_steps: int, forms: Terms):
-    """Returns a function that runs `micro_batch` accumulation_steps times and adds its terms, as their forms add them.
+def accumulated(micro_batch, nothing: Callable[[], Terms], accumulation_steps: int):
+    """Returns a function that runs `micro_batch` accumulation_steps times and adds its terms to those of `nothing`.
 
     It replaces Horovod's backward_passes_per_step, so that the number of steps can change and an update is one
     iteration of the optimizer. All micro-batches except the last run in a loop. The last runs after the loop, so that
     its gradients are exchanged while the rest of its backward pass runs.
     """
-    def terms_of(index, iterator, position, timing, clock):
-        terms, timing = micro_batch(index, iterator, position, timing, clock)
-        return tf.nest.map_structure(lambda form, term: form.term(term), forms, terms), timing
-
     def summed(iterator, position, timing, clock):
         def added(index, partial, timing):
-            terms, timing = terms_of(index, iterator, position, timing, clock)
+            terms, timing = micro_batch(index, iterator, position, timing, clock)
             return index + 1, tf.nest.map_structure(lambda a, b: a + b, partial, terms), timing
 
-        zero = tf.nest.map_structure(lambda form, shape: form.zero(shape), forms, shapes)
         index, partial, timing = tf.while_loop(lambda index, *_: index < accumulation_steps - 1, added,
-                                               (tf.constant(0), zero, timing))
+                                               (tf.constant(0), nothing(), timing))
         return added(index, partial, timing)[1:]
 
-    return functools.partial(terms_of, 0) if accumulation_steps == 1 else summed
+    return functools.partial(micro_batch, 0) if accumulation_steps == 1 else summed
 
 
 def average(exchange: GradientExchange, optimizer, gradients, variables, count: int,

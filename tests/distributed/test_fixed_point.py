@@ -101,3 +101,21 @@ def test_subnormal_numbers_count_as_0_and_the_least_normal_one_to_its_last_digit
     following = np.nextafter(least, np.float32(1))
     values = np.array([[1e-45, 1e-40, following, following], [3, 1e-40, 0, -least]], np.float32)
     assert total(values, form=FixedPoint.lossless(4096)).tolist() == [3, 0, float(following), 0]
+
+
+def test_tensors_that_share_a_vector_have_the_bits_of_each_alone():
+    """One of them is sparse. What does not fit makes all of its group NaN, and no other."""
+    form, shapes, groups = FixedPoint(3), ([2, 3], [4], [], [5, 2]), [[1], [3, 0, 2]]
+    random = np.random.default_rng(3)
+    added = [[random.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(3)]
+    sums = form.zeros(shapes, groups)
+    for values in added:
+        tensors = [*map(tf.constant, values)]
+        tensors[3] = tf.IndexedSlices(values[3][::-1].copy(), tf.range(4, -1, -1), [5, 2])
+        sums = [a + b for a, b in zip(sums, form.terms(tensors, groups), strict=True)]
+    found = form.totals(sums, shapes, groups)
+    assert [one.numpy().tobytes() for one in found] == [total(np.stack(alone)).tobytes() for alone in
+                                                        zip(*added, strict=True)]
+    assert [one.shape.as_list() for one in found] == [*shapes]
+    bad = form.terms([tf.fill(shape, np.float32(np.nan if not shape else 1)) for shape in shapes], groups)
+    assert [bool(np.isnan(one).all()) for one in form.totals(bad, shapes, groups)] == [True, False, True, True]
