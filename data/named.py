@@ -60,7 +60,7 @@ def open_on_each_rank(data_dir: str, fraction: float, label_column: str | None) 
         return open_named(data_dir, is_first, fraction, label_column)
     except (UserError, OSError):
         if is_first:
-            open_named(data_dir, False, fraction, label_column)  # as the others do
+            open_named(data_dir, check_files=False, fraction=fraction, label_column=label_column)  # as the others do
             with ended_together():
                 raise
         raise

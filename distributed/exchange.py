@@ -149,7 +149,7 @@ class GradientExchange:
         return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
 
     def groups(self, variables, form: Float32 | FixedPoint) -> list[list[int]]:
-        """Returns groups of the indices of variables, whose gradients `form` may join: a bucket has at least one."""
+        """Returns lists of indices of variables, for the `terms` of `form`. The gradients of each fill a bucket."""
         return self._buckets([variable.shape.num_elements() * form.bytes_per_value for variable in variables])[::-1]
 
     def _buckets(self, sizes: list[int]) -> list[list[int]]:

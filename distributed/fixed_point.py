@@ -66,8 +66,8 @@ class FixedPoint:
 
     most: terms that a sum has at most. It determines the result, too. exponent: e. words: integers per value.
 
-    All tensors of a group have one vector, because a form of its own for each of the 161 gradients of ResNet-50 would
-    triple the time in which TensorFlow prepares a step. A value that does not fit makes all of its group NaN.
+    All tensors of a group share one vector: with a vector for each of ResNet-50's 161 gradients, TensorFlow takes more
+    than twice as long to prepare a step. A value that does not fit makes all of its group NaN.
     """
 
     most: int
@@ -122,8 +122,7 @@ class FixedPoint:
         return tf.reshape(tf.cast(value, tf.float32), shape)
 
     def zeros(self, shapes, groups) -> list[tf.Tensor]:
-        return [self.zero([sum(tf.TensorShape(shapes[number]).num_elements() for number in group)])
-                for group in groups]
+        return [self.zero([sum(_sizes(shapes, group))]) for group in groups]
 
     def terms(self, tensors, groups) -> list[tf.Tensor]:
         return [self.term(tf.concat([tf.reshape(tf.convert_to_tensor(tensors[number]), [-1]) for number in group], 0))
@@ -132,7 +131,12 @@ class FixedPoint:
     def totals(self, sums, shapes, groups) -> list[tf.Tensor]:
         found = {}
         for summed, group in zip(sums, groups, strict=True):
-            sizes = [tf.TensorShape(shapes[number]).num_elements() for number in group]
+            sizes = _sizes(shapes, group)
             parts = tf.split(self.total(summed, [sum(sizes)]), sizes)
             found |= {number: tf.reshape(part, shapes[number]) for number, part in zip(group, parts, strict=True)}
         return [found[number] for number in range(len(shapes))]
+
+
+def _sizes(shapes, group) -> list[int]:
+    """Returns the number of values of each tensor of a group."""
+    return [tf.TensorShape(shapes[number]).num_elements() for number in group]
