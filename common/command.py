@@ -17,6 +17,8 @@ from common.version import version
 # because that says bfloat16. No file lies under /dev/null. The other variable asks for a package that is not there.
 PLAIN_KERAS = {"KERAS_HOME": os.devnull, "TF_USE_LEGACY_KERAS": "0"}
 USERS_KERAS_HOME = "BIGBATCH_KERAS_HOME"  # the user's KERAS_HOME, for the weights in it; also in programs started here
+# Python's thresholds are 700, 10 and 10: with them, looking for cycles takes 15 % of the time to import TensorFlow.
+COLLECTIONS = 20_000, 10, 10
 _output = None  # the stream of `output` where sys.stdout is another
 
 
@@ -76,6 +78,7 @@ def shell(program: str, barrier: Callable[[], None] = lambda: None, prints: bool
     os.environ.setdefault(USERS_KERAS_HOME, os.environ.get("KERAS_HOME", ""))
     os.environ |= PLAIN_KERAS
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")  # UCX takes SIGHUP, with which a closed terminal ends a command
+    gc.set_threshold(*COLLECTIONS)
     ending = Ending()
     problem = None
     with messages_of(program):

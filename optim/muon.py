@@ -49,8 +49,8 @@ class Muon(AdamW):
     computes the steps).
 
     Biases, gammas, betas, embeddings, depthwise kernels and variables named by `exclude` take a step of AdamW with
-    beta_1, beta_2 and epsilon, but without amsgrad. A zero x gives no update apart from weight decay. An infinite or
-    NaN gradient makes the weights NaN, as in LARS.
+    beta_1, beta_2 and epsilon. A zero x gives no update apart from weight decay. An infinite or NaN gradient makes the
+    weights NaN, as in LARS.
 
     share: the part that this worker orthogonalizes; None: all. The weights have the same bits either way.
 
@@ -82,19 +82,13 @@ class Muon(AdamW):
         return (is_excluded(variable, ("kernel",)) and not is_excluded(variable, others)
                 and variable.shape.rank > 1 and min(variable.shape[-2:]) > 1)
 
-    def _internal_apply_gradients(self, grads_and_vars):
-        """Overrides the Keras hook that gets all gradients before `update_step`, to process equal shapes together.
-
-        Keras hands what stands in a gradient's place to `update_step` as it is: for a matrix, the new momentum and what
-        to subtract from w; otherwise, the gradient and beta_1 and beta_2 to the power of the number of updates.
-        """
+    def _prepared(self, grads_and_vars):
+        """Yields (what `update_step` gets, variable): for a matrix, the new momentum and what to subtract from w."""
         matrices, others = [], []
         for gradient, variable in grads_and_vars:
             (matrices if self._var_key(variable) in self._matrices else others).append((gradient, variable))
-        count = tf.cast(self.iterations + 1, tf.float32)
-        powers = self.beta_1**count, self.beta_2**count
-        return super()._internal_apply_gradients(
-            [*self._orthogonal(matrices), *(((gradient, *powers), variable) for gradient, variable in others)])
+        yield from self._orthogonal(matrices)
+        yield from super()._prepared(others)
 
     def _orthogonal(self, grads_and_vars):
         """Yields ((new momentum, what to subtract from w), variable) for the gradient of each matrix."""
@@ -124,20 +118,12 @@ class Muon(AdamW):
             for stack, owner in zip(stacks, owners, strict=True)])
 
     def update_step(self, gradient, variable):
-        """Updates a variable, by AdamW in one kernel. gradient: what `_internal_apply_gradients` has put in its place.
-        """
-        index = self._index_dict[self._var_key(variable)]
-        if self._var_key(variable) in self._matrices:
-            momentum, update = gradient
-            self._momentums[index].assign(momentum)
-            variable.assign_sub(update)
+        if self._var_key(variable) not in self._matrices:
+            super().update_step(gradient, variable)
             return
-        gradient, *scalars = gradient
-        rate, *powers = (tf.cast(value, variable.dtype) for value in (self.learning_rate, *scalars))
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=self._momentums[index].handle, v=self._velocities[index].handle, lr=rate,
-            beta1_power=powers[0], beta2_power=powers[1], beta1=self.beta_1, beta2=self.beta_2, epsilon=self.epsilon,
-            grad=tf.convert_to_tensor(gradient))
+        momentum, update = gradient
+        self._momentums[self._index_dict[self._var_key(variable)]].assign(momentum)
+        variable.assign_sub(update)
 
     def get_config(self):
         return super().get_config() | {"momentum": float(self.momentum.numpy())}

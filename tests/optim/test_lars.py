@@ -212,6 +212,19 @@ def test_adamw_against_its_paper(decay, exclude):
         np.testing.assert_allclose(ours[name], w, rtol=2e-3, atol=2e-3 * np.abs(w).max(), err_msg=name)
 
 
+@pytest.mark.parametrize(("decay", "kernels"), [(0.0, 1), (0.1, 4)])
+def test_adamw_launches_few_kernels_for_each_variable(decay, kernels):
+    """Keras's own launches 21. With decay, there are two products and a subtraction."""
+    def launches(count):
+        variables = [tf.Variable([1.0]) for _ in range(count)]
+        optimizer = AdamW(tf.Variable(0.1), weight_decay=decay)
+        optimizer.build(variables)
+        update = tf.function(lambda: optimizer.apply_gradients([(tf.constant([1.0]), v) for v in variables]))
+        return launched(update.get_concrete_function().graph)
+
+    assert launches(7) - launches(2) == 5 * kernels
+
+
 @pytest.mark.parametrize("kind", [LARS, SGD, AdamW])
 def test_with_a_gpu_keras_compiles_no_update(kind, monkeypatch):
     """By default Keras then compiles a program for each variable. LAMB of tensorflow-addons has no such option."""
