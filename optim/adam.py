@@ -7,7 +7,7 @@ from .exclusion import check_exclusion, is_excluded
 class AdamW(tf.keras.optimizers.AdamW):
     """Keras's AdamW, with `exclude` as in optim.lars.LARS. Without weight decay it is Adam.
 
-    One kernel updates a variable. Keras's update launches 21, whose nodes of the graph take seconds of a first step.
+    One kernel updates a variable. Keras launches 21, and TensorFlow takes seconds to prepare those of a large network.
     Without amsgrad.
 
     exclude: suffixes of names. These variables get no weight decay. Raises ValueError if no variable has one of these
@@ -26,18 +26,18 @@ class AdamW(tf.keras.optimizers.AdamW):
         super().build(var_list)
 
     def _internal_apply_gradients(self, grads_and_vars):
-        """Overrides the Keras hook that gets all gradients before `update_step`, to compute once what several need."""
+        """Overrides the Keras hook that gets all gradients before `update_step`, to compute once what all need."""
         return super()._internal_apply_gradients(list(self._prepared(grads_and_vars)))
 
     def _prepared(self, grads_and_vars):
-        """Yields (what `update_step` gets in the gradient's place, variable), because Keras hands it on as it is.
+        """Yields (what `update_step` gets instead of the gradient, variable). Keras passes it on unchanged.
 
-        It is the gradient, and the numbers that ResourceApplyAdam takes for any variable.
+        It is the gradient and the numbers that ResourceApplyAdam takes, which are the same for all variables.
         """
-        rate, count = (tf.cast(value, tf.float32) for value in (self.learning_rate, self.iterations + 1))
-        numbers = {"lr": rate, "beta1_power": self.beta_1**count, "beta2_power": self.beta_2**count,
-                   "beta1": tf.constant(self.beta_1), "beta2": tf.constant(self.beta_2),
-                   "epsilon": tf.constant(self.epsilon)}
+        count = tf.cast(self.iterations + 1, tf.float32)
+        numbers = {"lr": self.learning_rate, "beta1_power": self.beta_1**count, "beta2_power": self.beta_2**count,
+                   "beta1": self.beta_1, "beta2": self.beta_2, "epsilon": self.epsilon}
+        numbers = {name: tf.cast(number, tf.float32) for name, number in numbers.items()}
         for gradient, variable in grads_and_vars:
             yield (gradient, numbers), variable
 
