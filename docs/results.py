@@ -2,38 +2,50 @@
 
     uv run --group benchmark python -m docs.results
 
-docs/results/NAME/seedN is what is kept of a run that was trained to its end: run.json, summary.json and metrics.jsonl,
-processor_seconds.txt with the user and system seconds of each start, and evaluation.json where it was evaluated with
-more views. SAME_BITS has the first three files of two runs with the same settings, of which one was disturbed.
+docs/results/published/NAME/seedN is what is kept of a run that was trained to its end: run.json, summary.json and
+metrics.jsonl, processor_seconds.txt with the user and system seconds of each start, and evaluation.json where it was
+evaluated with more views. large_batch/NAME/seedN has the first four files and flags.txt, and large_batch/search.jsonl
+the flags and the top-1 of each trial that chose their rates and momenta. same_bits has the first three files of two
+runs with the same settings, of which one was disturbed.
 """
 import json
 import re
+import shlex
 import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from common.flags import default_text
 from common.run_folder import METRICS, RunFolder
 from docs.drawing import save
-from plan.recipes import read
+from plan.flags import define
+from plan.recipes import flags_in, read
+from reporting.about import recipe
 
 FOLDER = Path(__file__).parent / "results"
 DOCUMENT, FIGURE = FOLDER.with_suffix(".md"), FOLDER.with_suffix(".svg")
-SAME_BITS = FOLDER / "airbench_same_bits"
-TABLE = re.compile(r"(<!-- (table|bits) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+PUBLISHED, LARGE_BATCH, SAME_BITS = (FOLDER / name for name in ("published", "large_batch", "same_bits"))
+TABLE = re.compile(r"(<!-- (table|bits|rules|search) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 HEADER = ("recipe", "published", "ours, mean", "each seed", "with views, mean", "each seed with views",
           "processor hours", "commit")
+HEADER_OF_RULES = ("rule", "epochs", "learning rate", "momentum", "top-1, mean", "each seed", "processor hours",
+                   "commit")
+RULES = {"sgd": "SGD, Nesterov momentum", "lars": "LARS", "muon": "Muon"}
 
 
 class Run(NamedTuple):
     """A seed. top1 and views_top1 are in percent, views_top1 is None without another evaluation.
 
     trained: path and title of the recipe, and the flags that it had then and has otherwise now, as Markdown. reported:
-    what it says of the publication.
+    what it says of the publication, if anything. flags: of the recipe as it was, and of the command.
     """
 
     trained: str
-    reported: str
+    reported: str | None
     command: str
+    flags: dict[str, str]
     revision: str
     top1: float
     views_top1: float | None
@@ -46,47 +58,96 @@ def run(folder: Path) -> Run:
     seconds = map(float, (folder / "processor_seconds.txt").read_text().split())
     evaluation = folder / "evaluation.json"
     views = 100 * json.loads(evaluation.read_text())["views_val_top1"] if evaluation.exists() else None
-    recipe = "recipes/" + about["recipe"]["path"].partition("/recipes/")[2]
-    now = read(FOLDER.parents[1] / recipe)
-    others = [f"--{name}={value}" for name, value in about["recipe"]["flags"].items() if now.get(name) != value]
-    trained = f"`{recipe}`: {now['title']}" + (f"; with `{' '.join(others)}`, as the recipe was then" if others else "")
+    path = "recipes/" + about["recipe"]["path"].partition("/recipes/")[2]
+    file, defaults = FOLDER.parents[1] / path, define()
+    title, now = read(file)["title"], recipe(file)["flags"]
+    then = {name: default_text(defaults[name]) for name in now} | about["recipe"]["flags"]
+    others = [f"--{name}={value}" for name, value in then.items() if now.get(name) != value]
+    trained = f"`{path}`: {title}" + (f"; with `{' '.join(others)}`, as the recipe was then" if others else "")
     workers = summary["world_size"]
     command = " ".join([f"mpirun -np {workers} python" * (workers > 1), about["command"], *others]).strip()
-    return Run(trained, about["recipe"]["reported"], command, about["git"]["revision"][:7],
+    return Run(trained, about["recipe"]["reported"], command, then | flags_of(command), about["git"]["revision"][:7],
                100 * summary["val_top1"], views, sum(seconds) / 3600,
                [(row["epoch"], 100 * row["val_top1"]) for row in RunFolder(folder).rows(METRICS)])
 
 
-def runs(folder: Path = FOLDER) -> dict[str, list[Run]]:
+def flags_of(command: str) -> dict[str, str]:
+    return flags_in("\n".join(shlex.split(command)))
+
+
+def runs(folder: Path = PUBLISHED) -> dict[str, list[Run]]:
     """Returns the seeds of each row, by the folder's name."""
-    return {row.name: [run(seed) for seed in sorted(row.iterdir())] for row in sorted(folder.iterdir())
-            if row != SAME_BITS}
+    return {row.name: [run(seed) for seed in sorted(row.iterdir())] for row in sorted(folder.iterdir()) if row.is_dir()}
+
+
+def top1_cells(values: list[float]) -> list[str]:
+    """Returns the mean and each value."""
+    return [f"**{statistics.fmean(values):.2f} %**" if values else "", ", ".join(map("{:.2f}".format, values))]
+
+
+def source_cells(seeds: list[Run]) -> list[str]:
+    """Returns the processor hours of each seed, and the commits."""
+    return [", ".join(f"{one.processor_hours:.2f}" for one in seeds),
+            ", ".join(dict.fromkeys(one.revision for one in seeds))]
 
 
 def cells(seeds: list[Run]) -> list[str]:
-    found = []
-    for values in ([one.top1 for one in seeds], [one.views_top1 for one in seeds if one.views_top1 is not None]):
-        found += [f"**{statistics.fmean(values):.2f} %**" if values else "", ", ".join(map("{:.2f}".format, values))]
-    hours = ", ".join(f"{one.processor_hours:.2f}" for one in seeds)
-    commits = ", ".join(dict.fromkeys(one.revision for one in seeds))
-    return [seeds[0].trained, seeds[0].reported, *found, hours, commits]
+    return [seeds[0].trained, seeds[0].reported, *top1_cells([one.top1 for one in seeds]),
+            *top1_cells([one.views_top1 for one in seeds if one.views_top1 is not None]), *source_cells(seeds)]
+
+
+def cells_of_rule(seeds: list[Run]) -> list[str]:
+    flags = seeds[0].flags
+    return [RULES[flags["optimizer"]], flags["epochs"], flags["learning_rate"], flags["momentum"],
+            *top1_cells([one.top1 for one in seeds]), *source_cells(seeds)]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (header, ["---"] * len(header), *rows))
+
+
+def with_commands(table: str, found: dict[str, list[Run]]) -> str:
+    """Returns the table with the command of the first seed of each row below."""
+    commands = "".join(f"uv run {seeds[0].command}\n" for seeds in found.values())
+    return f"{table}\n```\n{commands}```\n"
 
 
 def table(found: dict[str, list[Run]]) -> str:
-    """Returns the runs as Markdown, with the command of the first seed of each row below."""
-    lines = [HEADER, ["---"] * len(HEADER), *map(cells, found.values())]
-    commands = "\n".join(f"uv run {seeds[0].command}" for seeds in found.values())
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n```\n{commands}\n```\n"
+    """Returns the runs beside what was published, as Markdown."""
+    return with_commands(markdown(HEADER, map(cells, found.values())), found)
+
+
+def rules(found: dict[str, list[Run]]) -> str:
+    """Returns the runs at a large batch, as Markdown."""
+    return with_commands(markdown(HEADER_OF_RULES, map(cells_of_rule, found.values())), found)
+
+
+def trials() -> dict[tuple[str, str], dict[float, float]]:
+    """Returns (optimizer, momentum) -> learning rate -> top-1 in percent of each trial of the search."""
+    found = defaultdict(dict)
+    for line in (LARGE_BATCH / "search.jsonl").read_text().splitlines():
+        trial = json.loads(line)
+        flags = flags_of(trial["command"])
+        found[flags.get("optimizer", "sgd"), flags["momentum"]][float(flags["learning_rate"])] = 100 * trial["val_top1"]
+    return found
+
+
+def search() -> str:
+    """Returns the trials as Markdown, the best of each rule in bold."""
+    found = trials()
+    best = {rule: max(max(tried.values()) for (other, _), tried in found.items() if other == rule) for rule in RULES}
+    return markdown(("rule", "momentum", "learning rate: top-1"), (
+        (RULES[rule], momentum, ", ".join(f"{mark}{rate:g}: {top1:.2f}{mark}" for rate, top1 in sorted(tried.items())
+                                          for mark in ["**" * (top1 == best[rule])]))
+        for (rule, momentum), tried in sorted(found.items())))
 
 
 def same_bits() -> str:
     """Returns the evaluations of an undisturbed and of a disturbed run side by side, as Markdown."""
-    lines = [("epoch", "validation top-1", "weights, undisturbed", "weights, disturbed"), ["---"] * 4]
     kept = (RunFolder(SAME_BITS / name).rows(METRICS) for name in ("undisturbed", "disturbed"))
-    for one, other in zip(*kept, strict=True):
-        top1 = " and ".join(dict.fromkeys(f"{100 * row['val_top1']:.2f} %" for row in (one, other)))
-        lines.append((f"{one['epoch']:g}", top1, f"`{one['weights']}`", f"`{other['weights']}`"))
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown(("epoch", "validation top-1", "weights, undisturbed", "weights, disturbed"), (
+        (f"{one['epoch']:g}", " and ".join(dict.fromkeys(f"{100 * row['val_top1']:.2f} %" for row in (one, other))),
+         f"`{one['weights']}`", f"`{other['weights']}`") for one, other in zip(*kept, strict=True)))
 
 
 def draw(found: dict[str, list[Run]], path: Path) -> None:
@@ -113,6 +174,6 @@ def draw(found: dict[str, list[Run]], path: Path) -> None:
 
 if __name__ == "__main__":
     known = runs()
-    parts = {"table": table(known), "bits": same_bits()}
+    parts = {"table": table(known), "rules": rules(runs(LARGE_BATCH)), "search": search(), "bits": same_bits()}
     DOCUMENT.write_text(TABLE.sub(lambda match: match[1] + parts[match[2]], DOCUMENT.read_text()))
     draw(known, FIGURE)

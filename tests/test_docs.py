@@ -14,6 +14,7 @@ from PIL import Image
 
 from common.flags import names
 from docs import flag_list, report_image, results
+from experiments import planned
 from plan.settings import Launch, Recipe, Run
 from tests.rigs.trainings import TIMES, untimed
 
@@ -175,13 +176,38 @@ def test_the_results_are_those_of_the_runs_that_are_kept():
         readme, index = (" ".join((ROOT / path).read_text().split()) for path in ("README.md", "docs/index.md"))
         assert f"{mean:.2f} %{' in the mean of' * (len(seeds) > 1)}" in readme and f"{mean:.2f} %" in index
         for number, one in enumerate(seeds):
-            folder = results.FOLDER / name / f"seed{number}"
-            trained, about = (json.loads((folder / f"{file}.json").read_text()) for file in ("summary", "run"))
-            assert one.top1 == pytest.approx(100 * trained["val_top1_count"] / trained["val_samples"])
+            folder = results.PUBLISHED / name / f"seed{number}"
+            trained = counted(folder, number, one)
             assert f"{one.top1:.2f}" in page
-            assert not about["git"]["changed"] and f"--seed={number}" in about["command"]
             if one.views_top1 is not None:
                 evaluated = json.loads((folder / "evaluation.json").read_text())
-                counted = evaluated["views_val_top1_count"] / evaluated["val_samples"]
-                assert one.views_top1 == pytest.approx(100 * counted) and f"{one.views_top1:.2f}" in page
+                views = evaluated["views_val_top1_count"] / evaluated["val_samples"]
+                assert one.views_top1 == pytest.approx(100 * views) and f"{one.views_top1:.2f}" in page
                 assert evaluated["val_top1_count"] == trained["val_top1_count"]  # the checkpoint of the last update
+
+
+def test_the_runs_at_a_large_batch_have_the_best_rate_and_momentum_of_the_search():
+    """Each best rate and momentum has a worse one on either side. The page has the generated tables."""
+    page, kept, tried = results.DOCUMENT.read_text(), results.runs(results.LARGE_BATCH), results.trials()
+    assert results.rules(kept) in page and results.search() in page
+    best = {}
+    for line in planned.lines_of(ROOT / "recipes" / "study" / "resnet20.runs"):
+        rule = line.get("optimizer", "sgd")
+        by_momentum = {float(momentum): rates for (other, momentum), rates in tried.items() if other == rule}
+        assert all(min(rates) < max(rates, key=rates.get) < max(rates) for rates in by_momentum.values())
+        best[rule] = float(line["momentum"]), float(line["learning_rate"])
+        _, momentum = max((max(rates.values()), momentum) for momentum, rates in by_momentum.items())
+        assert min(by_momentum) < momentum < max(by_momentum)
+        assert best[rule] == (momentum, max(by_momentum[momentum], key=by_momentum[momentum].get))
+    for name, seeds in kept.items():
+        for number, one in enumerate(seeds):
+            counted(results.LARGE_BATCH / name / f"seed{number}", number, one)
+            assert best[one.flags["optimizer"]] == (float(one.flags["momentum"]), float(one.flags["learning_rate"]))
+
+
+def counted(folder, number, one):
+    """Checks a kept run's seed and accuracy. Returns its summary.json."""
+    trained, about = (json.loads((folder / f"{file}.json").read_text()) for file in ("summary", "run"))
+    assert one.top1 == pytest.approx(100 * trained["val_top1_count"] / trained["val_samples"])
+    assert not about["git"]["changed"] and f"--seed={number}" in about["command"]
+    return trained
