@@ -4,9 +4,9 @@
 
 docs/results/published/NAME/seedN is what is kept of a run that was trained to its end: run.json, summary.json and
 metrics.jsonl, processor_seconds.txt with the user and system seconds of each start, and evaluation.json where it was
-evaluated with more views. large_batch/NAME/seedN has the first four files and flags.txt, and large_batch/search.jsonl
-the flags and the top-1 of each trial that chose their rates and momenta. same_bits has the first three files of two
-runs with the same settings, of which one was disturbed.
+evaluated with more views. large_batch/NAME/seedN has the first four files, and large_batch/search.jsonl the command and
+the top-1 of each trial that chose their rates and momenta. same_bits has the first three files of two runs with the
+same settings, of which one was disturbed.
 """
 import json
 import re
