@@ -22,7 +22,6 @@ from common.run_folder import METRICS, RunFolder
 from docs.drawing import save
 from plan.flags import define
 from plan.recipes import flags_in, read
-from reporting.about import recipe
 
 FOLDER = Path(__file__).parent / "results"
 DOCUMENT, FIGURE = FOLDER.with_suffix(".md"), FOLDER.with_suffix(".svg")
@@ -38,8 +37,9 @@ RULES = {"sgd": "SGD, Nesterov momentum", "lars": "LARS", "muon": "Muon"}
 class Run(NamedTuple):
     """A seed. top1 and views_top1 are in percent, views_top1 is None without another evaluation.
 
-    trained: path and title of the recipe, and the flags that it had then and has otherwise now, as Markdown. reported:
-    what it says of the publication, if anything. flags: of the recipe as it was, and of the command.
+    trained: path and title of the recipe, and the flags that it had then and has otherwise now, as Markdown, but for
+    those that the command gives. reported: what the recipe says of the publication, if anything. flags: of the recipe
+    as it was, and of the command.
     """
 
     trained: str
@@ -59,14 +59,13 @@ def run(folder: Path) -> Run:
     evaluation = folder / "evaluation.json"
     views = 100 * json.loads(evaluation.read_text())["views_val_top1"] if evaluation.exists() else None
     path = "recipes/" + about["recipe"]["path"].partition("/recipes/")[2]
-    file, defaults = FOLDER.parents[1] / path, define()
-    title, now = read(file)["title"], recipe(file)["flags"]
-    then = {name: default_text(defaults[name]) for name in now} | about["recipe"]["flags"]
-    others = [f"--{name}={value}" for name, value in then.items() if now.get(name) != value]
-    trained = f"`{path}`: {title}" + (f"; with `{' '.join(others)}`, as the recipe was then" if others else "")
+    now, given, defaults = read(FOLDER.parents[1] / path), flags_of(about["command"]), define()
+    then = {name: default_text(defaults[name]) for name in now if name in defaults} | about["recipe"]["flags"]
+    others = [f"--{name}={value}" for name, value in then.items() if name not in given and now.get(name) != value]
+    trained = f"`{path}`: {now['title']}" + (f"; with `{' '.join(others)}`, as the recipe was then" if others else "")
     workers = summary["world_size"]
     command = " ".join([f"mpirun -np {workers} python" * (workers > 1), about["command"], *others]).strip()
-    return Run(trained, about["recipe"]["reported"], command, then | flags_of(command), about["git"]["revision"][:7],
+    return Run(trained, about["recipe"]["reported"], command, then | given, about["git"]["revision"][:7],
                100 * summary["val_top1"], views, sum(seconds) / 3600,
                [(row["epoch"], 100 * row["val_top1"]) for row in RunFolder(folder).rows(METRICS)])
 
@@ -122,24 +121,27 @@ def rules(found: dict[str, list[Run]]) -> str:
     return with_commands(markdown(HEADER_OF_RULES, map(cells_of_rule, found.values())), found)
 
 
-def trials() -> dict[tuple[str, str], dict[float, float]]:
-    """Returns (optimizer, momentum) -> learning rate -> top-1 in percent of each trial of the search."""
-    found = defaultdict(dict)
+def trials() -> dict[str, dict[float, dict[float, float]]]:
+    """Returns optimizer -> momentum -> learning rate -> top-1 in percent of each trial of the search."""
+    found = {rule: defaultdict(dict) for rule in RULES}
     for line in (LARGE_BATCH / "search.jsonl").read_text().splitlines():
         trial = json.loads(line)
         flags = flags_of(trial["command"])
-        found[flags.get("optimizer", "sgd"), flags["momentum"]][float(flags["learning_rate"])] = 100 * trial["val_top1"]
+        rates = found[flags.get("optimizer", "sgd")][float(flags["momentum"])]
+        rates[float(flags["learning_rate"])] = 100 * trial["val_top1"]
     return found
 
 
 def search() -> str:
     """Returns the trials as Markdown, the best of each rule in bold."""
-    found = trials()
-    best = {rule: max(max(tried.values()) for (other, _), tried in found.items() if other == rule) for rule in RULES}
-    return markdown(("rule", "momentum", "learning rate: top-1"), (
-        (RULES[rule], momentum, ", ".join(f"{mark}{rate:g}: {top1:.2f}{mark}" for rate, top1 in sorted(tried.items())
-                                          for mark in ["**" * (top1 == best[rule])]))
-        for (rule, momentum), tried in sorted(found.items())))
+    lines = []
+    for rule, momenta in trials().items():
+        best = max(top1 for rates in momenta.values() for top1 in rates.values())
+        for momentum, rates in sorted(momenta.items()):
+            tried = {f"{rate:g}: {top1:.2f}": top1 for rate, top1 in sorted(rates.items())}
+            lines.append((RULES[rule], f"{momentum:g}",
+                          ", ".join(f"**{text}**" if top1 == best else text for text, top1 in tried.items())))
+    return markdown(("rule", "momentum", "learning rate: top-1"), lines)
 
 
 def same_bits() -> str:

@@ -177,7 +177,7 @@ def test_the_results_are_those_of_the_runs_that_are_kept():
         assert f"{mean:.2f} %{' in the mean of' * (len(seeds) > 1)}" in readme and f"{mean:.2f} %" in index
         for number, one in enumerate(seeds):
             folder = results.PUBLISHED / name / f"seed{number}"
-            trained = counted(folder, number, one)
+            trained = checked_summary(folder, number, one)
             assert f"{one.top1:.2f}" in page
             if one.views_top1 is not None:
                 evaluated = json.loads((folder / "evaluation.json").read_text())
@@ -193,19 +193,20 @@ def test_the_runs_at_a_large_batch_have_the_best_rate_and_momentum_of_the_search
     best = {}
     for line in planned.lines_of(ROOT / "recipes" / "study" / "resnet20.runs"):
         rule = line.get("optimizer", "sgd")
-        by_momentum = {float(momentum): rates for (other, momentum), rates in tried.items() if other == rule}
-        assert all(min(rates) < max(rates, key=rates.get) < max(rates) for rates in by_momentum.values())
+        momenta = tried[rule]
+        assert all(min(rates) < max(rates, key=rates.get) < max(rates) for rates in momenta.values())
         best[rule] = float(line["momentum"]), float(line["learning_rate"])
-        _, momentum = max((max(rates.values()), momentum) for momentum, rates in by_momentum.items())
-        assert min(by_momentum) < momentum < max(by_momentum)
-        assert best[rule] == (momentum, max(by_momentum[momentum], key=by_momentum[momentum].get))
+        momentum = max(momenta, key=lambda one: max(momenta[one].values()))
+        assert min(momenta) < momentum < max(momenta)
+        assert best[rule] == (momentum, max(momenta[momentum], key=momenta[momentum].get))
+    assert best.keys() == tried.keys()
     for name, seeds in kept.items():
         for number, one in enumerate(seeds):
-            counted(results.LARGE_BATCH / name / f"seed{number}", number, one)
+            checked_summary(results.LARGE_BATCH / name / f"seed{number}", number, one)
             assert best[one.flags["optimizer"]] == (float(one.flags["momentum"]), float(one.flags["learning_rate"]))
 
 
-def counted(folder, number, one):
+def checked_summary(folder, number, one):
     """Checks a kept run's seed and accuracy. Returns its summary.json."""
     trained, about = (json.loads((folder / f"{file}.json").read_text()) for file in ("summary", "run"))
     assert one.top1 == pytest.approx(100 * trained["val_top1_count"] / trained["val_samples"])
