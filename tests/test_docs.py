@@ -187,7 +187,8 @@ def test_the_results_are_those_of_the_runs_that_are_kept():
 
 
 def test_the_runs_at_a_large_batch_have_the_best_rate_and_momentum_of_the_search():
-    """Each best rate and momentum has a worse one on either side. The page has the generated tables."""
+    """Each best rate and momentum has a worse one on either side. The pages have their tables and means."""
+    readme, large_batches = ((ROOT / path).read_text() for path in ("README.md", "docs/large_batches.md"))
     page, kept, tried = results.DOCUMENT.read_text(), results.runs(results.LARGE_BATCH), results.trials()
     assert results.rules(kept) in page and results.search() in page
     best = {}
@@ -201,6 +202,9 @@ def test_the_runs_at_a_large_batch_have_the_best_rate_and_momentum_of_the_search
         assert best[rule] == (momentum, max(momenta[momentum], key=momenta[momentum].get))
     assert best.keys() == tried.keys()
     for name, seeds in kept.items():
+        top1 = [one.top1 for one in seeds]
+        assert f" {statistics.fmean(top1):.1f} % " in " ".join(readme.split())
+        assert len(top1) == 1 or f"{statistics.fmean(top1):.1f} % ({min(top1):.1f} to {max(top1):.1f})" in large_batches
         for number, one in enumerate(seeds):
             checked_summary(results.LARGE_BATCH / name / f"seed{number}", number, one)
             assert best[one.flags["optimizer"]] == (float(one.flags["momentum"]), float(one.flags["learning_rate"]))
