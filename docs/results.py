@@ -4,9 +4,9 @@
 
 docs/results/published/NAME/seedN is what is kept of a run that was trained to its end: run.json, summary.json and
 metrics.jsonl, processor_seconds.txt with the user and system seconds of each start, and evaluation.json where it was
-evaluated with more views. large_batch/NAME/seedN has the first four files, and large_batch/search.jsonl the command and
-the top-1 of each trial that chose their rates and momenta. same_bits has the first three files of two runs with the
-same settings, of which one was disturbed.
+evaluated with more views. large_batch/NAME/seedN has the first four files, large_batch/search.jsonl the command and the
+top-1 of each trial that chose their rates and momenta, and large_batch/longer.jsonl those of trials as long as the
+runs. same_bits has the first three files of two runs with the same settings, of which one was disturbed.
 """
 import json
 import re
@@ -26,7 +26,7 @@ from plan.recipes import flags_in, read
 FOLDER = Path(__file__).parent / "results"
 DOCUMENT, FIGURE = FOLDER.with_suffix(".md"), FOLDER.with_suffix(".svg")
 PUBLISHED, LARGE_BATCH, SAME_BITS = (FOLDER / name for name in ("published", "large_batch", "same_bits"))
-TABLE = re.compile(r"(<!-- (table|bits|rules|search) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- (table|bits|rules|search|longer) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 HEADER = ("recipe", "published", "ours, mean", "each seed", "with views, mean", "each seed with views",
           "processor hours", "commit")
 HEADER_OF_RULES = ("rule", "epochs", "learning rate", "momentum", "top-1, mean", "each seed", "processor hours",
@@ -121,10 +121,10 @@ def rules(found: dict[str, list[Run]]) -> str:
     return with_commands(markdown(HEADER_OF_RULES, map(cells_of_rule, found.values())), found)
 
 
-def trials() -> dict[str, dict[float, dict[float, float]]]:
-    """Returns optimizer -> momentum -> learning rate -> top-1 in percent of each trial of the search."""
+def trials(name: str) -> dict[str, dict[float, dict[float, float]]]:
+    """Returns optimizer -> momentum -> learning rate -> top-1 in percent of each trial in large_batch/NAME.jsonl."""
     found = {rule: defaultdict(dict) for rule in RULES}
-    for line in (LARGE_BATCH / "search.jsonl").read_text().splitlines():
+    for line in (LARGE_BATCH / f"{name}.jsonl").read_text().splitlines():
         trial = json.loads(line)
         flags = flags_of(trial["command"])
         rates = found[flags.get("optimizer", "sgd")][float(flags["momentum"])]
@@ -132,11 +132,11 @@ def trials() -> dict[str, dict[float, dict[float, float]]]:
     return found
 
 
-def search() -> str:
-    """Returns the trials as Markdown, the best of each rule in bold."""
+def search(name: str) -> str:
+    """Returns the trials in large_batch/NAME.jsonl as Markdown, the best of each rule in bold."""
     lines = []
-    for rule, momenta in trials().items():
-        best = max(top1 for rates in momenta.values() for top1 in rates.values())
+    for rule, momenta in trials(name).items():
+        best = max((top1 for rates in momenta.values() for top1 in rates.values()), default=None)
         for momentum, rates in sorted(momenta.items()):
             tried = {f"{rate:g}: {top1:.2f}": top1 for rate, top1 in sorted(rates.items())}
             lines.append((RULES[rule], f"{momentum:g}",
@@ -176,6 +176,7 @@ def draw(found: dict[str, list[Run]], path: Path) -> None:
 
 if __name__ == "__main__":
     known = runs()
-    parts = {"table": table(known), "rules": rules(runs(LARGE_BATCH)), "search": search(), "bits": same_bits()}
+    parts = {"table": table(known), "rules": rules(runs(LARGE_BATCH)), "bits": same_bits(),
+             **{name: search(name) for name in ("search", "longer")}}
     DOCUMENT.write_text(TABLE.sub(lambda match: match[1] + parts[match[2]], DOCUMENT.read_text()))
     draw(known, FIGURE)
