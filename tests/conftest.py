@@ -259,6 +259,11 @@ def printed_json(done: subprocess.CompletedProcess):
     return json.loads(lines[0])
 
 
+def unwrapped(page: str) -> str:
+    """The text of a page of the repository, without its line breaks."""
+    return " ".join((ROOT / page).read_text().split())
+
+
 def rows(folder, name: str = "metrics.jsonl") -> list[dict]:
     """The rows of a run's log."""
     return [json.loads(line) for line in (Path(folder) / name).read_text().splitlines()]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, environment, forks, require_fashion, require_tool, rows, skip
+from conftest import BIN, ROOT, environment, forks, require_fashion, require_tool, rows, skip, unwrapped
 from PIL import Image
 
 from common.flags import names
@@ -170,10 +170,10 @@ def test_the_picture_of_the_report_is_of_todays_recipe_and_has_readmes_figures(p
 def test_the_results_are_those_of_the_runs_that_are_kept():
     """The page has the generated table, and each accuracy is that of the images counted in its evaluation."""
     page, kept = results.DOCUMENT.read_text(), results.runs()
+    readme, index = unwrapped("README.md"), unwrapped("docs/index.md")
     assert results.table(kept) in page and results.FIGURE.exists()
     for name, seeds in kept.items():
         mean = statistics.fmean(one.top1 if one.views_top1 is None else one.views_top1 for one in seeds)
-        readme, index = (" ".join((ROOT / path).read_text().split()) for path in ("README.md", "docs/index.md"))
         assert f"{mean:.2f} %{' in the mean of' * (len(seeds) > 1)}" in readme and f"{mean:.2f} %" in index
         for number, one in enumerate(seeds):
             folder = results.PUBLISHED / name / f"seed{number}"
@@ -188,7 +188,7 @@ def test_the_results_are_those_of_the_runs_that_are_kept():
 
 def test_the_runs_at_a_large_batch_have_the_best_rate_and_momentum_of_the_search():
     """Each best rate and momentum has a worse one on either side. The pages have their tables and means."""
-    readme, large_batches = ((ROOT / path).read_text() for path in ("README.md", "docs/large_batches.md"))
+    readme, large_batches = unwrapped("README.md"), (ROOT / "docs" / "large_batches.md").read_text()
     page, kept, tried = results.DOCUMENT.read_text(), results.runs(results.LARGE_BATCH), results.trials("search")
     assert all(part in page for part in (results.rules(kept), results.search("search"), results.search("longer")))
     best = {}
@@ -203,8 +203,9 @@ def test_the_runs_at_a_large_batch_have_the_best_rate_and_momentum_of_the_search
     assert best.keys() == tried.keys()
     for name, seeds in kept.items():
         top1 = [one.top1 for one in seeds]
-        assert f" {statistics.fmean(top1):.1f} % " in " ".join(readme.split())
-        assert len(top1) == 1 or f"{statistics.fmean(top1):.1f} % ({min(top1):.1f} to {max(top1):.1f})" in large_batches
+        mean = f"{statistics.fmean(top1):.1f} %"
+        assert f" reaches {mean}" in readme or f" {mean} with " in readme
+        assert len(top1) == 1 or f"| {mean} ({min(top1):.1f} to {max(top1):.1f}) |" in large_batches
         for number, one in enumerate(seeds):
             checked_summary(results.LARGE_BATCH / name / f"seed{number}", number, one)
             assert best[one.flags["optimizer"]] == (float(one.flags["momentum"]), float(one.flags["learning_rate"]))

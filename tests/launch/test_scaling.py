@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT, run, unwrapped
 from scipy.optimize import fsolve
 
 from benchmarks import calibrate, scaling_here
@@ -364,7 +364,7 @@ def test_the_docs_have_the_forecast_of_a_first_day(capfd):
     assert row["images_per_second"] == pytest.approx(8277.91, rel=1e-3)
     assert row["hours"] == pytest.approx(90 * 1281167 / 8277.91 / 3600, rel=1e-3)
     hours = scaling.clock(row["hours"], with_seconds=False)
-    assert f"a forecast of {hours} h on eight V100" in " ".join((ROOT / "docs/papers.md").read_text().split())
+    assert f"a forecast of {hours} h on eight V100" in unwrapped("docs/papers.md")
     assert f"| 8 V100 16 GB (DGX-1) | {row['images_per_second']:,.0f} |" in (ROOT / "docs/gpu.md").read_text()
     assert f" {row['images_per_second']:,.0f} " in forecast(*command, capfd=capfd)[1]
 
